@@ -99,9 +99,40 @@ def test_window_is_applied_to_rescaled_values(tmp_path: Path, function: str | No
     assert np.array_equal(gray(path, IntensityRange(0.0, 1.0)), gray(path))
 
 
+@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID", ""])
+@pytest.mark.parametrize("slope", ["1", "-2", "0.001"])
+@pytest.mark.parametrize("interpretation", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_window_has_the_values_of_the_standard(
+    tmp_path: Path, function: str, slope: str, interpretation: str, signed: bool
+) -> None:
+    stored = (RAMP.astype(np.int16) - 2048) if signed else RAMP
+    values = stored * float(slope) + 7
+    center, width = float(np.median(values)) + 0.25, float(np.ptp(values)) / 3 + 1
+    attributes: dict[str, Any] = {"RescaleSlope": slope, "RescaleIntercept": "7", "VOILUTFunction": function}
+    attributes |= {"WindowCenter": f"{center:.6g}", "WindowWidth": f"{width:.6g}"}
+    path = dicom(tmp_path / "a.dcm", stored, PhotometricInterpretation=interpretation, **attributes)
+    c, w = float(attributes["WindowCenter"]), float(attributes["WindowWidth"])
+    shares = {
+        "LINEAR": np.clip((values - (c - 0.5)) / (w - 1) + 0.5, 0, 1),
+        "LINEAR_EXACT": np.clip((values - c) / w + 0.5, 0, 1),
+        "SIGMOID": 1 / (1 + np.exp(-4 * (values - c) / w)),
+    }
+    shown = 255 * shares[function or "LINEAR"]
+    assert np.abs(gray(path) - (255 - shown if interpretation == "MONOCHROME1" else shown)).max() <= 0.5 + 1e-6
+
+
+def test_unknown_function_of_a_window_is_an_error(tmp_path: Path) -> None:
+    path = dicom(tmp_path / "a.dcm", RAMP, WindowCenter="1000", WindowWidth="10", VOILUTFunction="CUBIC")
+    with pytest.raises(ImageError, match="VOI LUT Function value 'CUBIC'"):
+        read_image(path)
+
+
 def test_window_of_width_one_is_a_threshold(tmp_path: Path) -> None:
     path = dicom(tmp_path / "a.dcm", RAMP, WindowCenter="1000", WindowWidth="1")
     assert np.array_equal(gray(path), np.where(RAMP > 999.5, 255, 0))
+    narrow = dicom(tmp_path / "c.dcm", RAMP, WindowCenter="1000", WindowWidth="0.5")
+    assert np.array_equal(gray(narrow), gray(path))
     with pytest.raises(ImageError, match="center 1000 and width 0"):
         read_image(dicom(tmp_path / "b.dcm", RAMP, WindowCenter="1000", WindowWidth="0"))
 

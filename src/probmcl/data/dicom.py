@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Shaped, UInt8
 from numpy import ndarray
 from PIL import Image
 
@@ -122,7 +122,7 @@ def _gray(data: Dataset, stored: Shaped[ndarray, "H W"], intensity: IntensityRan
 
         return _eight_bits(apply_voi(values, data, index=0), int(data.VOILUTSequence[0].LUTDescriptor[2]))
     if _has_window(data):
-        return IntensityRange(0.0, 1.0).gray(_window(values.astype(np.float64), data))
+        return _window(values, data)
     return (intensity if intensity is not None and _needs_range(data) else _full(data)).gray(values)
 
 
@@ -140,21 +140,25 @@ def _needs_range(data: Dataset) -> bool:
     return data.BitsStored > 8 and not data.get("VOILUTSequence") and not _has_window(data)
 
 
-def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
-    """Apply the first window (C.11.2.1.2 and C.11.2.1.3); the result lies between 0 and 1."""
+def _window(values: Shaped[ndarray, "H W"], data: Dataset) -> UInt8[ndarray, "H W"]:
+    """Apply the first window (C.11.2.1.2 and C.11.2.1.3)."""
+    from pydicom import Dataset
+    from pydicom.pixels.processing import apply_windowing
+
     center, width = (float(np.ravel(attribute)[0]) for attribute in (data.WindowCenter, data.WindowWidth))
-    function = data.get("VOILUTFunction") or "LINEAR"
     if not width > 0 or not math.isfinite(center):
         raise ValueError(f"has a window with center {center:g} and width {width:g}; the width must be above 0")
-    if function == "SIGMOID":
-        return np.asarray(1 / (1 + np.exp(-4 * (values - center) / width)))
-    if function == "LINEAR_EXACT":
-        return np.clip((values - center) / width + 0.5, 0, 1)
-    if function != "LINEAR":
-        raise ValueError(f"VOI LUT function {function} is not supported; expected LINEAR, LINEAR_EXACT or SIGMOID")
-    if width <= 1:  # a threshold
-        return (values > center - 0.5).astype(np.float64)
-    return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
+    function = data.get("VOILUTFunction") or "LINEAR"
+    if function == "LINEAR":
+        width = max(width, 1.0)  # a threshold; pydicom refuses narrower windows
+
+    # Of the file itself, pydicom would map the window to the range of the rescaled values, which is reversed for a
+    # negative slope. It maps this one to 0 to 255.
+    window = Dataset()
+    window.PhotometricInterpretation, window.BitsStored, window.PixelRepresentation = "MONOCHROME2", 8, 0
+    window.WindowCenter, window.WindowWidth, window.VOILUTFunction = center, width, function
+    gray: ndarray = np.rint(apply_windowing(values, window)).astype(np.uint8)
+    return gray
 
 
 def _full(data: Dataset) -> IntensityRange:
