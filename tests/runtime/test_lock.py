@@ -111,3 +111,18 @@ def test_a_lock_that_is_deleted_only_after_it_is_closed(tmp_path: Path, monkeypa
     with locked(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_cannot_be_deleted_is_an_error_except_on_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows, another process may have just opened the file; it then takes the lock over."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError("in use")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(PermissionError), locked(tmp_path):
+        pass
+    with system("windows"), locked(tmp_path):
+        pass

@@ -124,8 +124,12 @@ def _delete(path: Path, file: IO[bytes]) -> None:
         path.unlink(missing_ok=True)
     except PermissionError:  # Windows does not delete an open file
         file.close()
-        with suppress(PermissionError):  # another process has just opened it, and takes it over
+        try:
             path.unlink(missing_ok=True)
+        except PermissionError:
+            if sys.platform != "win32":
+                raise
+            # Another process has just opened the file, and takes it over.
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:
