@@ -190,6 +190,33 @@ def test_take_returns_all_fields_of_the_given_rows() -> None:
     assert str(some.origin) == "photos/labels.csv: path column 'file'"
 
 
+@given(st.data())
+def test_take_gives_the_records_that_a_reader_would_have_built(data: st.DataObject) -> None:
+    """The labels that a hierarchy implies are already there, so they are not added again."""
+    names, hierarchy = ["animal", "dog", "puppy"], {"dog": "animal", "puppy": "dog"}
+    states = data.draw(stn.arrays(np.uint8, (5, 3), elements=st.sampled_from([0, 1, 2, 3])))
+    split = data.draw(st.lists(st.sampled_from(SPLITS), min_size=5, max_size=5))
+    rows = np.array(data.draw(st.lists(st.integers(0, 4), unique=True)), dtype=np.int64)
+    chance = np.array(data.draw(st.lists(st.sampled_from([np.nan, 0.0, 0.4, 1.0]), min_size=3, max_size=3)))
+
+    def built(rows: np.ndarray[Any, Any]) -> Records:
+        paths = [Path(f"{row}.jpg") for row in rows]
+        chosen = LabelStates.from_states(states, chance=chance).take(rows)
+        return Records.from_labels(names, paths, [split[row] for row in rows], chosen, hierarchy=hierarchy)
+
+    taken, expected = built(np.arange(5)).take(rows), built(rows)
+    assert (taken.paths, taken.split) == (expected.paths, expected.split)
+    assert taken.states.dense().tolist() == expected.states.dense().tolist()
+    assert taken.label_space.counts.tolist() == expected.label_space.counts.tolist()
+    assert taken.label_space.cooccurrence.tolist() == expected.label_space.cooccurrence.tolist()
+
+
+def test_images_share_the_text_of_their_split() -> None:
+    records = three_images().with_split(np.array(["val", "test", "val"]))
+    assert records.split == ("val", "test", "val")
+    assert records.split[0] is records.split[2]
+
+
 def test_image_without_a_row_is_reported_by_path() -> None:
     assert three_images().where(1) == "b.jpg"
     assert replace(three_images(), origin=Origin(Path("coco"), "MS-COCO")).where(1) == "b.jpg"

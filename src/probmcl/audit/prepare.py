@@ -24,7 +24,7 @@ from probmcl.console import Console
 from probmcl.data.deep_images import find_intensity_range
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, parse_range
-from probmcl.data.records import SPLITS, Records, Split, describe
+from probmcl.data.records import SPLITS, Paths, Records, Split, describe
 from probmcl.data.splitting import MIN_TO_SPLIT, NOT_SPLIT, TooFewImagesError, units_of
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
@@ -80,7 +80,7 @@ def prepare_data(
     used = replace(source, skipped=decision.skipped, leaks_allowed=decision.leaks, unlabeled=unlabeled)
     return PreparedData(
         accepted.records,
-        used.with_roots(records.paths),
+        used.with_roots(records.paths.texts),
         intensity=decision.intensity,
         fold_of=None if decision.fold_of is None else np.array(decision.fold_of),
         warnings=tuple(RunWarning("leak", text) for text in decision.leaks),
@@ -117,13 +117,14 @@ class _Accepted(NamedTuple):
 
 def _run_audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Accepted:
     """Audit the records in this process, and raise `DataError` if there is a blocking finding."""
-    stamp_of = dict(zip(records.paths.texts, stamps(records.paths), strict=True))
+    before = stamps(records.paths)
     audit = _audit(records, checks, seed, workers, console)
     _refuse_blocked(audit, console)
     decision = _decide(audit)
     used = audit.splits.records.with_note(decision.note)
     digests = (image.content for image in audit.duplicates.fingerprints)
-    signatures = sign([stamp_of[path] for path in used.paths.texts], digests)
+    rows = usable_rows(records, audit.bad).tolist() if audit.bad else range(len(records))
+    signatures = sign((before[row] for row in rows), digests)
     return _Accepted(used, decision, signatures)
 
 
@@ -231,7 +232,8 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     """Decode every image, split the readable ones and look for leaks among them."""
     if seed < 0:
         raise OptionError("seed", seed, "must be at least 0")
-    existing = [path for path in records.paths if os.path.exists(path)]  # noqa: PTH110 (Path.exists may raise an error)
+    # `Path.exists` may raise an error, and a million Path objects would take 300 MB.
+    existing = Paths(path for path in records.paths.texts if os.path.exists(path))  # noqa: PTH110
     intensity = find_intensity_range(existing, parse_range(checks.range), seed=seed, workers=workers)
     duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
     bad = bad_images(records, duplicates.fingerprints)
@@ -304,8 +306,7 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
 
 
 def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Finding]:
-    names = [records.where(row) for row in range(len(records))]
-    certain, doubtful = leaks.described(names), leaks.described_doubtful(names)
+    certain, doubtful = leaks.described(records.where), leaks.described_doubtful(records.where)
     text, items = "\n".join(leak_lines(certain)), tuple(chain(*certain.values()))
     accept = Reading("train despite the leaks", {"allow_leaks": "True"})
     findings = [

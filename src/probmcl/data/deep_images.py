@@ -1,5 +1,6 @@
 """The intensity range of a dataset, found in a sample of its deep images."""
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,6 +14,7 @@ from numpy import ndarray
 
 from probmcl.data.images import gray_values
 from probmcl.data.intensity import IntensityRange, Kind, Range, format_level
+from probmcl.data.records import Paths
 from probmcl.errors import DataError, ImageError, counted, keyword
 from probmcl.runtime.workers import map_in_order
 
@@ -46,7 +48,8 @@ def find_intensity_range(
 
 
 def _sample(paths: Sequence[Path], seed: int, size: int) -> list[Path]:
-    never_deep = np.array([path.suffix.lower() in NEVER_DEEP for path in paths], dtype=np.bool_)
+    texts = Paths(paths).texts
+    never_deep = np.array([os.path.splitext(text)[1].lower() in NEVER_DEEP for text in texts], dtype=np.bool_)  # noqa: PTH122
     order = np.random.default_rng(seed).permutation(len(paths))
     drawn = order[np.argsort(never_deep[order], kind="stable")][:size]
     return [paths[row] for row in np.sort(drawn)]

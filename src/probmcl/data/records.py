@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Literal, SupportsIndex, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from numpy import ndarray
 
 from probmcl.data.hierarchy import parents_of
@@ -186,8 +187,7 @@ class Records:
         if hierarchy is not None and len(names) == states.shape[1]:
             parents = parents_of(names, hierarchy)
             origin, states = _with_contradictions(origin, states.contradicted(parents)), states.with_parents(parents)
-        train = states.take(np.flatnonzero(np.array(split, dtype=str) == "train"))
-        space = LabelSpace.from_labels(names, train, hierarchy=hierarchy)
+        space = _label_space(names, states, split, hierarchy)
         return cls(Paths(paths), states, tuple(split), group, space, origin, weight, columns or {})
 
     def __len__(self) -> int:
@@ -205,30 +205,39 @@ class Records:
 
     def rows(self, split: Split) -> Int[ndarray, "K"]:
         """Return the rows of one split in ascending order."""
-        return np.flatnonzero(np.array(self.split, dtype=str) == split)
+        return np.flatnonzero(self._split_numbers == SPLITS.index(split))
+
+    @cached_property
+    def _split_numbers(self) -> UInt8[ndarray, "N"]:
+        """The split of each image as its position in `SPLITS`, in a byte each."""
+        return np.fromiter(map(SPLITS.index, self.split), dtype=np.uint8, count=len(self))
 
     def take(self, rows: Int[ndarray, "K"]) -> Records:
         """Return the records in the given rows, with a new label space."""
+        picked = rows.tolist()
+        states = self.states.take(rows)
+        split = tuple(self.split[row] for row in picked)
         origin = self.origin
         if origin is not None and origin.lines is not None:
-            origin = replace(origin, lines=tuple(origin.lines[row] for row in rows))
-        return Records.from_labels(
-            self.label_space.names,
+            origin = replace(origin, lines=array("q", (origin.lines[row] for row in picked)))
+        return Records(
             self.paths.take(rows),
-            [self.split[row] for row in rows],
-            self.states.take(rows),
-            group=None if self.group is None else tuple(self.group[row] for row in rows),
-            hierarchy=self.label_space.hierarchy,
-            origin=origin,
-            weight=None if self.weight is None else self.weight[rows],
-            columns={name: tuple(values[row] for row in rows) for name, values in self.columns.items()},
+            states,
+            split,
+            None if self.group is None else tuple(self.group[row] for row in picked),
+            _label_space(self.label_space.names, states, split, self.label_space.hierarchy),
+            origin,
+            None if self.weight is None else self.weight[rows],
+            {name: tuple(values[row] for row in picked) for name, values in self.columns.items()},
         )
 
     def with_split(self, split: Shaped[ndarray, "N"]) -> Records:
         """Return the records with new splits; the label space is counted again on the new train split."""
-        train = self.states.take(np.flatnonzero(split.astype(str) == "train"))
-        space = LabelSpace.from_labels(self.label_space.names, train, hierarchy=self.label_space.hierarchy)
-        return replace(self, split=tuple(split.tolist()), label_space=space)
+        shared = dict[str, Split](zip(SPLITS, SPLITS, strict=True))
+        # `tolist` makes a new text for every image, which would take 50 MB for a million.
+        texts = tuple(shared.get(text, text) for text in split.tolist())
+        space = _label_space(self.label_space.names, self.states, texts, self.label_space.hierarchy)
+        return replace(self, split=texts, label_space=space)
 
     def with_note(self, note: str) -> Records:
         """Return the records with a note appended to the description of their origin; an empty note adds nothing."""
@@ -253,6 +262,15 @@ class Records:
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
         return f"{self.origin.path}, row {self.origin.lines[row]}: {self.paths[row]}"
+
+
+def _label_space(
+    names: Sequence[str], states: LabelStates, split: Sequence[str], hierarchy: Mapping[str, str] | None
+) -> LabelSpace:
+    """Count the labels of the training split."""
+    in_train = np.fromiter((name == "train" for name in split), dtype=np.bool_, count=len(split))
+    train = states if in_train.all() else states.take(np.flatnonzero(in_train))
+    return LabelSpace.from_labels(names, train, hierarchy=hierarchy)
 
 
 def describe(records: Records) -> str:

@@ -180,7 +180,7 @@ class DataSource:
         folder = self.images if images is None else Path(images).resolve()
         return replace(self, images=folder, options=changed, roots=(*self.folders, *named))
 
-    def with_roots(self, paths: Iterable[Path]) -> DataSource:
+    def with_roots(self, paths: Iterable[Path | str]) -> DataSource:
         """Return a copy with the folders that contain the table, the hierarchy and these images, behind any links."""
         roots, known = tuple(_prefix(os.path.realpath(folder)) for folder in self.folders), dict[str, str]()
         images = {os.path.dirname(_real_path(path, known)) for path in paths}  # noqa: PTH120

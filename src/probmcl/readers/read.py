@@ -105,7 +105,7 @@ def read_recorded(source: DataSource, console: Console, *, keep: Sequence[str] =
     source.refuse_outside(path for path in (source.data, source.images, source.options.hierarchy) if path is not None)
     console.print(f"data of the run: {source.data} (reading only files in {', '.join(map(str, source.folders))})")
     records = read_source(source, keep=keep)
-    source.refuse_outside(records.paths)
+    source.refuse_outside(records.paths.texts)
     return records
 
 

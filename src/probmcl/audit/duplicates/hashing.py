@@ -86,7 +86,7 @@ def fingerprints(
     `advance` is called with the number of images decoded since the last call. Files whose content is in the cache are
     not decoded. The fingerprints and tiles of the others are stored there.
     """
-    batches = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
+    batches = (paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE))
     prints: list[Fingerprint] = []
     new: dict[bytes, bytes] = {}
     with closing(map_in_order(partial(_batch, intensity, cache), batches, workers, files=list)) as results:

@@ -234,26 +234,28 @@ class Leaks:
         """True if training requires `allow_leaks`; doubtful pairs alone do not."""
         return bool(self.exact or self.groups or self.confirmed)
 
-    def described(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the leaks that block training, by kind and splits; `names` has one name per row."""
+    def described(self, name_of: Callable[[int], str]) -> dict[str, list[str]]:
+        """Return the leaks that block training, by kind and splits; `name_of` names the image of a row."""
+        groups = [(f": group {name!r}", rows) for name, rows in self.groups.items()]
         return {
-            **self._described("identical files", [("", rows) for rows in self.exact], names),
-            **self._described("same group", [(f": group {name!r}", rows) for name, rows in self.groups.items()], names),
-            **self._described("near-duplicates", [_with_correlation(pair) for pair in self.confirmed], names),
+            **self._described("identical files", [("", rows) for rows in self.exact], name_of),
+            **self._described("same group", groups, name_of),
+            **self._described("near-duplicates", [_with_correlation(pair) for pair in self.confirmed], name_of),
         }
 
-    def described_doubtful(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the doubtful pairs by splits; `names` has one name per row."""
-        return self._described("possible near-duplicates", [_with_correlation(pair) for pair in self.doubtful], names)
+    def described_doubtful(self, name_of: Callable[[int], str]) -> dict[str, list[str]]:
+        """Return the doubtful pairs by splits; `name_of` names the image of a row."""
+        doubtful = [_with_correlation(pair) for pair in self.doubtful]
+        return self._described("possible near-duplicates", doubtful, name_of)
 
     def _described(
-        self, kind: str, leaks: Sequence[tuple[str, tuple[int, ...]]], names: Sequence[str]
+        self, kind: str, leaks: Sequence[tuple[str, tuple[int, ...]]], name_of: Callable[[int], str]
     ) -> dict[str, list[str]]:
         described: dict[str, list[str]] = {}
         for detail, rows in leaks:
-            first = {self.split[row]: names[row] for row in reversed(rows)}
+            first = {self.split[row]: row for row in reversed(rows)}
             for one, other in combinations([split for split in SPLITS if split in first], 2):
-                leak = f"{first[one]} ({one}) and {first[other]} ({other}){detail}"
+                leak = f"{name_of(first[one])} ({one}) and {name_of(first[other])} ({other}){detail}"
                 described.setdefault(f"{kind} in {one} and {other}", []).append(leak)
         return described
 
@@ -282,7 +284,7 @@ def find_leaks(
     >>> leaks = find_leaks(["train", "test", "train"], ["a", "b", "b"], [(0, 1)], [NearPair(0, 2, 3, 0.99, True)])
     >>> leaks.blocks, leaks.exact, leaks.groups, leaks.confirmed
     (True, [(0, 1)], {'b': (1, 2)}, [])
-    >>> print(*leak_lines(leaks.described(["0.jpg", "1.jpg", "2.jpg"])), sep="\\n")
+    >>> print(*leak_lines(leaks.described("{}.jpg".format)), sep="\\n")
     identical files in train and test: 1
       0.jpg (train) and 1.jpg (test)
     same group in train and test: 1
