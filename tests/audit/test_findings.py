@@ -17,6 +17,7 @@ from PIL import Image
 from helpers.images import colored_records
 from probmcl.audit.duplicates.hashing import fingerprints
 from probmcl.audit.findings import BadImage, Finding, bad_images, findings, unusable, without_bad
+from probmcl.audit.statistics import AuditStatistics, Imbalance, LabelCounts, SplitCounts
 from probmcl.data.images import read_image
 from probmcl.data.records import Origin, Records, Split
 from probmcl.errors import DataError, ImageError, OptionError
@@ -219,10 +220,10 @@ def test_option_that_would_empty_a_split_is_not_offered(share: float | None) -> 
 
 def class_findings(*names: str, train: tuple[int, int], test: tuple[int, int]) -> list[Finding]:
     """Return the findings about classes with these numbers of positives and negatives in train and test."""
-    states = zip(("present", "absent"), zip(train, test, strict=True), strict=True)
-    counts = {state: {"train": in_train, "val": 0, "test": in_test} for state, (in_train, in_test) in states}
-    content = {"per_class": dict.fromkeys(names, counts), "imbalance": None}
-    found = findings(labeled(), content | {"nearly_constant": [], "conflicting_labels": []})
+    positives, negatives = ((train[k], test[k]) for k in (0, 1))
+    present, absent = (SplitCounts(train=in_train, test=in_test) for in_train, in_test in (positives, negatives))
+    per_class = dict.fromkeys(names, LabelCounts(present=present, absent=absent))
+    found = findings(labeled(), AuditStatistics(per_class=per_class))
     return [finding for finding in found if finding.text.startswith("classes ")]
 
 
@@ -237,12 +238,19 @@ def class_findings(*names: str, train: tuple[int, int], test: tuple[int, int]) -
         ((10, 10), (1, 0), ["no_test_negative"]),
         ((10, 10), (0, 1), ["no_test_positive"]),
         ((0, 10), (0, 1), ["no_positive"]),
+        ((0, 10), (1, 1), ["no_train_positive"]),
     ],
 )
 def test_classes_with_few_positives_or_negatives_are_found(
     train: tuple[int, int], test: tuple[int, int], kinds: list[str]
 ) -> None:
     assert [finding.kind for finding in class_findings("cat", train=train, test=test)] == kinds
+
+
+@pytest.mark.parametrize(("most", "expected"), [(300, []), (301, ["imbalance: 301 positives of 'a', 3 of 'b'"])])
+def test_an_imbalance_above_100_is_a_finding(most: int, expected: list[str]) -> None:
+    found = findings(labeled(), AuditStatistics(imbalance=Imbalance("a", most, "b", 3)))
+    assert [finding.text for finding in found if finding.kind == "imbalance"] == expected
 
 
 def test_finding_about_many_classes_shows_five_and_lists_all() -> None:

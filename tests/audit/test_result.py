@@ -7,6 +7,7 @@ import probmcl
 from helpers import photographs
 from probmcl.audit.findings import Finding
 from probmcl.audit.result import DataAudit
+from probmcl.audit.statistics import AuditStatistics, LabelCounts, RepeatedRows, SimilarImages, SplitCounts
 from probmcl.console import Console
 
 SPLITS = ["train"] * 20 + ["val"] * 4 + ["test"] * 6
@@ -15,7 +16,7 @@ WARNING = Finding("warning", "imbalance", "imbalance: 300 positives of 'a', 1 of
 
 
 def audit_of(*findings: Finding) -> DataAudit:
-    return DataAudit("photos", findings, {})
+    return DataAudit("photos", findings, AuditStatistics())
 
 
 def test_check_returns_statistics_as_attributes(tmp_path: Path) -> None:
@@ -39,8 +40,10 @@ def test_check_returns_statistics_as_attributes(tmp_path: Path) -> None:
 
 
 def test_near_duplicates_are_the_confirmed_pairs() -> None:
-    pairs = [{"images": ["a", "b"], "confirmed": True}, {"images": ["c", "d"], "confirmed": False}]
-    assert DataAudit("photos", (), {"near_duplicates": pairs}).near_duplicates == [("a", "b")]
+    copies = SimilarImages(["a", "b"], ["train", "train"], distance=1, correlation=0.99, confirmed=True)
+    others = SimilarImages(["c", "d"], ["train", "test"], distance=9, correlation=0.85, confirmed=False)
+    audit = DataAudit("photos", (), AuditStatistics(near_duplicates=[copies, others]))
+    assert audit.near_duplicates == [("a", "b")]
 
 
 def test_the_verdict_follows_from_the_findings() -> None:
@@ -49,10 +52,11 @@ def test_the_verdict_follows_from_the_findings() -> None:
 
 
 def test_repr_has_the_verdict_the_counts_and_the_first_line_of_each_finding() -> None:
-    statistics = {"summary": "30 images", "images": 1200, "splits": {"train": 1000, "val": 200}, "per_class": {"a": {}}}
+    splits = SplitCounts(1000, 150, 50)
+    statistics = AuditStatistics(summary="30 images", images=1200, splits=splits, per_class={"a": LabelCounts()})
     assert repr(DataAudit("photos", (BLOCKED, WARNING), statistics)).splitlines() == [
         "DataAudit('photos'): blocked",
-        "  1,200 images, 1 class; train 1,000 · val 200",
+        "  1,200 images, 1 class; train 1,000 · val 150 · test 50",
         "  findings: 1 blocked, 1 warning",
         "    blocked: 1 of 3 images found, 2 missing",
         "    warning: imbalance: 300 positives of 'a', 1 of 'b'",
@@ -68,6 +72,15 @@ def test_data_that_cannot_be_read_have_no_statistics(tmp_path: Path) -> None:
     assert (audit.verdict, audit.summary, audit.images) == ("blocked", "", 0)
     assert (dict(audit.splits), dict(audit.per_class), dict(audit.unreadable)) == ({}, {}, {})
     assert audit.to_dict().keys() == {"data", "findings", "verdict"}
+    assert (audit.statistics.images, audit.statistics.splits.train, audit.statistics.sizes.width) == (0, 0, None)
+    assert (dict(audit.statistics), audit.statistics.get("images")) == ({}, None)
+
+
+def test_rows_that_repeat_an_image_are_the_only_statistics_of_data_that_cannot_be_read() -> None:
+    rows = RepeatedRows([(2, 4)], [(3, 5)])
+    audit = DataAudit("photos", (BLOCKED,), AuditStatistics(repeated_rows=rows))
+    assert dict(audit.statistics) == {"duplicated_rows": [(2, 4)], "conflicting_rows": [(3, 5)]}
+    assert list(audit.to_dict()) == ["data", "duplicated_rows", "conflicting_rows", "findings", "verdict"]
 
 
 def test_json_has_all_statistics_and_findings(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from helpers import photographs
 from helpers.commands import main
 from probmcl.audit import prepare as audit
+from probmcl.audit.statistics import LabelCounts, SplitCounts
 from probmcl.cli import app
 from probmcl.cli.check import SHOWN, _shown_classes
 from probmcl.errors import Question, Reading
@@ -67,7 +68,7 @@ def test_another_file_is_not_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "rows"), [(SHOWN, SHOWN), (SHOWN + 5, SHOWN + 1)])
 def test_the_most_and_least_frequent_of_many_classes_are_shown(count: int, rows: int) -> None:
-    per_class = {f"c{k}": {"present": {"train": k}} for k in range(count)}
+    per_class = {f"c{k}": LabelCounts(present=SplitCounts(train=k)) for k in range(count)}
     shown = _shown_classes(per_class)
     assert len(shown) == rows
     assert {"c0", f"c{count - 1}"} <= set(shown)

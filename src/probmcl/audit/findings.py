@@ -1,10 +1,10 @@
 """Findings about the data: missing and unreadable images, and problems with images and labels."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from probmcl.audit.duplicates.hashing import Fingerprint
 from probmcl.audit.duplicates.search import Duplicates
-from probmcl.audit.statistics import PerClass, totals
+from probmcl.audit.statistics import AuditStatistics, LabelCounts, PerClass, SplitCounts
 from probmcl.data.images import MISSING
 from probmcl.data.records import SPLITS, Records
 from probmcl.errors import LISTED, DataError, Reading, counted, listed
@@ -202,7 +202,7 @@ def _round_up(share: float) -> float:
     return next((rounded for rounded in (*digits, *nines) if share <= rounded), nines[-1])
 
 
-def findings(records: Records, content: Mapping[str, Any], given: Duplicates | None = None) -> Iterator[Finding]:
+def findings(records: Records, content: AuditStatistics, given: Duplicates | None = None) -> Iterator[Finding]:
     """Yield the warnings and notes that follow from `content`, the result of `statistics`.
 
     `given` are the duplicates if the user assigned the splits; splits made by probmcl keep copies together.
@@ -212,13 +212,12 @@ def findings(records: Records, content: Mapping[str, Any], given: Duplicates | N
         yield from _copies(records.split, given)
     for text in records.origin.warnings if records.origin else ():
         yield Finding("warning", "reading", text)
-    for kind, problem, applies in _class_problems(content["per_class"]):
-        names = [name for name in content["per_class"] if applies(name)]
-        if names:
-            yield Finding("warning", kind, f"classes {problem}: {len(names):,} ({_first(names)})", tuple(names))
-    if content["imbalance"] and content["imbalance"]["ratio"] > MAX_IMBALANCE:
-        (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
-        yield Finding("warning", "imbalance", f"imbalance: {more:,} positives of {most!r}, {fewer:,} of {least!r}")
+    yield from _class_findings(content.per_class)
+    imbalance = content.imbalance
+    if imbalance is not None and imbalance.ratio > MAX_IMBALANCE:
+        more, fewer = f"{imbalance.most_positives:,}", f"{imbalance.least_positives:,}"
+        text = f"imbalance: {more} positives of {imbalance.most!r}, {fewer} of {imbalance.least!r}"
+        yield Finding("warning", "imbalance", text)
     unknown = int((~records.states.any_known()).sum())
     if unknown:
         yield Finding("warning", "nothing_known", f"images without a known label: {unknown:,}")
@@ -228,13 +227,14 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
 
 
-def _image_findings(content: Mapping[str, Any]) -> Iterator[Finding]:
-    constant, conflicts = content["nearly_constant"], content["conflicting_labels"]
+def _image_findings(content: AuditStatistics) -> Iterator[Finding]:
+    constant = content.nearly_constant
     if constant:
         text = f"images of nearly uniform color: {len(constant):,}, for example {constant[0]}"
         yield Finding("warning", "nearly_constant", text, tuple(constant))
+    conflicts = content.conflicting_labels
     if conflicts:
-        items = [f"{' and '.join(conflict['images'])} ({_first(conflict['classes'])})" for conflict in conflicts]
+        items = [f"{' and '.join(conflict.images)} ({_first(conflict.classes)})" for conflict in conflicts]
         text = f"identical images with different labels: {len(conflicts):,}, for example {items[0]}"
         yield Finding("warning", "conflicting_labels", text, tuple(items))
 
@@ -251,32 +251,68 @@ def _copies(split: Sequence[str], duplicates: Duplicates) -> Iterator[Finding]:
         yield Finding("note", "near_duplicates", f"pairs of near-duplicate images within a split: {near:,}")
 
 
-def _class_problems(per_class: PerClass) -> list[tuple[Kind, str, Callable[[str], bool]]]:
-    positives, negatives = totals(per_class, "present"), totals(per_class, "absent")
-    (train, train_negatives), (test, test_negatives) = (
-        [{name: states[state][split] for name, states in per_class.items()} for state in ("present", "absent")]
-        for split in ("train", "test")
-    )
-    few, unlearnable, unscorable = MIN_TRAIN_LABELS, "they cannot be learned", "they cannot be scored"
-    return [
-        ("no_positive", "without positives", lambda n: not positives[n]),
-        ("no_train_positive", "without positives in train", lambda n: not train[n] and positives[n] > 0),
-        ("few_train_positives", f"with fewer than {few} positives in train", lambda n: 0 < train[n] < few),
-        ("no_test_positive", f"without positives in test ({unscorable})", lambda n: train[n] > 0 and not test[n]),
-        ("no_negative", f"without known negatives ({unlearnable})", lambda n: not negatives[n] and positives[n] > 0),
-        (
-            "no_train_negative",
-            f"without known negatives in train ({unlearnable})",
-            lambda n: not train_negatives[n] and negatives[n] > 0,
-        ),
-        (
-            "few_train_negatives",
-            f"with fewer than {few} known negatives in train",
-            lambda n: 0 < train_negatives[n] < few,
-        ),
-        (
-            "no_test_negative",
-            "without known negatives in test (every ranking gets the best score)",
-            lambda n: train_negatives[n] > 0 and test[n] > 0 and not test_negatives[n],
-        ),
-    ]
+def _class_findings(per_class: PerClass) -> Iterator[Finding]:
+    for problem in CLASS_PROBLEMS:
+        names = [name for name, counts in per_class.items() if problem.applies(counts)]
+        if names:
+            text = f"classes {problem.text}: {len(names):,} ({_first(names)})"
+            yield Finding("warning", problem.kind, text, tuple(names))
+
+
+class ClassProblem(NamedTuple):
+    """A problem with the labels of a class: its kind, its description, and whether a class has it."""
+
+    kind: Kind
+    text: str
+    applies: Callable[[LabelCounts], bool]
+
+
+def _has_few_in_train(counts: SplitCounts) -> bool:
+    return 0 < counts.train < MIN_TRAIN_LABELS
+
+
+def _is_only_outside_train(counts: SplitCounts) -> bool:
+    return counts.train == 0 and counts.total > 0
+
+
+def _has_no_known_negative(counts: LabelCounts) -> bool:
+    return counts.absent.total == 0 and counts.present.total > 0
+
+
+def _has_no_positive_to_test(counts: LabelCounts) -> bool:
+    return counts.present.train > 0 and counts.present.test == 0
+
+
+def _has_no_negative_to_test(counts: LabelCounts) -> bool:
+    return counts.absent.train > 0 and counts.present.test > 0 and counts.absent.test == 0
+
+
+CLASS_PROBLEMS = (
+    ClassProblem("no_positive", "without positives", lambda counts: counts.present.total == 0),
+    ClassProblem(
+        "no_train_positive", "without positives in train", lambda counts: _is_only_outside_train(counts.present)
+    ),
+    ClassProblem(
+        "few_train_positives",
+        f"with fewer than {MIN_TRAIN_LABELS} positives in train",
+        lambda counts: _has_few_in_train(counts.present),
+    ),
+    ClassProblem("no_test_positive", "without positives in test (they cannot be scored)", _has_no_positive_to_test),
+    ClassProblem("no_negative", "without known negatives (they cannot be learned)", _has_no_known_negative),
+    ClassProblem(
+        "no_train_negative",
+        "without known negatives in train (they cannot be learned)",
+        lambda counts: _is_only_outside_train(counts.absent),
+    ),
+    ClassProblem(
+        "few_train_negatives",
+        f"with fewer than {MIN_TRAIN_LABELS} known negatives in train",
+        lambda counts: _has_few_in_train(counts.absent),
+    ),
+    ClassProblem(
+        "no_test_negative",
+        "without known negatives in test (every ranking gets the best score)",
+        _has_no_negative_to_test,
+    ),
+)
+"""Problems with the labels of a class, in the order in which they are reported."""

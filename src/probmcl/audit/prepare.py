@@ -19,7 +19,7 @@ from probmcl.audit.result import DataAudit
 from probmcl.audit.signatures import Signature, sign, stamps
 from probmcl.audit.split import SplitRecords, split_records
 from probmcl.audit.split_file import read_splits
-from probmcl.audit.statistics import statistics
+from probmcl.audit.statistics import AuditStatistics, RepeatedRows, UnreadableImage, statistics
 from probmcl.console import Console
 from probmcl.data.deep_images import find_intensity_range
 from probmcl.data.images import MISSING
@@ -164,23 +164,31 @@ def check(
         audit = _audit(records, checks, seed, workers, console)
     except Question as question:
         finding = Finding("blocked", "question", question.problem, readings=question.readings)
-        return DataAudit(data, (finding,), {})
+        return DataAudit(data, (finding,), AuditStatistics())
+    except RepeatedRowsError as error:
+        repeated = RepeatedRows(error.same, error.different)
+        return DataAudit(data, (Finding("blocked", "data", str(error)),), AuditStatistics(repeated_rows=repeated))
     except DataError as error:
-        rows = {}
-        if isinstance(error, RepeatedRowsError):
-            rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
-        return DataAudit(data, (Finding("blocked", "data", str(error)),), rows)
+        return DataAudit(data, (Finding("blocked", "data", str(error)),), AuditStatistics())
     made = audit.splits.note not in ("", NOT_SPLIT) and checks.split_file is None
-    records, intensity = audit.splits.records.with_note(audit.splits.note), audit.intensity
-    content = statistics(records, audit.duplicates)
+    records = audit.splits.records.with_note(audit.splits.note)
+    content = _complete_statistics(audit, records)
     problems = (*audit.findings, *findings(records, content, None if made else audit.duplicates))
-    levels = None if intensity is None else str(intensity)
-    origin, note = str(records.origin or ""), audit.splits.note or "as given"
-    overview = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
-    bad = [{"image": audit.records.where(image.row), "reason": image.reason} for image in audit.bad]
-    content["missing"] = [image["image"] for image in bad if image["reason"] == MISSING]
-    content["unreadable"] = [image for image in bad if image["reason"] != MISSING]
-    return DataAudit(data, problems, overview | content)
+    return DataAudit(data, problems, content)
+
+
+def _complete_statistics(audit: "_Audit", records: Records) -> AuditStatistics:
+    """Return the statistics of the readable `records`, how they were read and split, and the images left out."""
+    bad = [UnreadableImage(audit.records.where(image.row), image.reason) for image in audit.bad]
+    return replace(
+        statistics(records, audit.duplicates),
+        understood=str(records.origin or ""),
+        split=audit.splits.note or "as given",
+        summary=describe(records),
+        levels=None if audit.intensity is None else str(audit.intensity),
+        missing=[image.image for image in bad if image.reason == MISSING],
+        unreadable=[image for image in bad if image.reason != MISSING],
+    )
 
 
 def read_again(

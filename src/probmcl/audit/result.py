@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probmcl.audit.findings import Finding, verdict
-from probmcl.audit.statistics import PerClass
+from probmcl.audit.statistics import AuditStatistics
 from probmcl.errors import counted, listed
 from probmcl.runtime.files import write_json
 
@@ -22,12 +22,13 @@ class DataAudit:
         data: the table or folder, as passed to `check`.
         findings: problems and notes, each with a `level` (blocked, warning or note), a `kind`, a short `text`, the
             complete list of `items`, and `readings`: the options with which `train` accepts the data.
-        statistics: all numbers and lists in JSON form; the most important are also properties.
+        statistics: all numbers and lists, as attributes and, in JSON form, by key; the most important are also
+            properties of this object.
     """
 
     data: str
     findings: tuple[Finding, ...]
-    statistics: Mapping[str, Any]
+    statistics: AuditStatistics
 
     def __repr__(self) -> str:
         lines = [f"DataAudit({self.data!r}): {self.verdict}"]
@@ -54,43 +55,43 @@ class DataAudit:
     @property
     def summary(self) -> str:
         """A few lines about how the data were read, and the number of images, classes and labels."""
-        return str(self.statistics.get("summary", ""))
+        return self.statistics.summary
 
     @property
     def images(self) -> int:
         """The number of readable images."""
-        return int(self.statistics.get("images", 0))
+        return self.statistics.images
 
     @property
     def splits(self) -> Mapping[str, int]:
         """The number of images in train, val and test."""
-        return dict(self.statistics.get("splits", {}))
+        return {} if self.statistics.is_empty else asdict(self.statistics.splits)
 
     @property
-    def per_class(self) -> PerClass:
+    def per_class(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
         """The number of images by class, label state (present, absent, unknown or uncertain) and split."""
-        return dict(self.statistics.get("per_class", {}))
+        return {name: asdict(counts) for name, counts in self.statistics.per_class.items()}
 
     @property
     def missing(self) -> Sequence[str]:
         """The images whose files do not exist."""
-        return list(self.statistics.get("missing", ()))
+        return list(self.statistics.missing)
 
     @property
     def unreadable(self) -> Mapping[str, str]:
         """The reason for each image that cannot be decoded."""
-        return {image["image"]: image["reason"] for image in self.statistics.get("unreadable", ())}
+        return {image.image: image.reason for image in self.statistics.unreadable}
 
     @property
     def exact_duplicates(self) -> Sequence[Sequence[str]]:
         """Sets of images whose files have the same content."""
-        return list(self.statistics.get("exact_duplicates", ()))
+        return list(self.statistics.exact_duplicates)
 
     @property
     def near_duplicates(self) -> Sequence[tuple[str, str]]:
         """Pairs of images that are resized, re-encoded, flipped or cropped copies of each other."""
-        pairs = self.statistics.get("near_duplicates", ())
-        return [(pair["images"][0], pair["images"][1]) for pair in pairs if pair["confirmed"]]
+        confirmed = [pair.images for pair in self.statistics.near_duplicates if pair.confirmed]
+        return [(one, other) for one, other in confirmed]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a dict that can be written as JSON."""

@@ -1,7 +1,9 @@
-"""Statistics of images and labels for the report of `probmcl check`."""
+"""Statistics of images and labels, as `probmcl check` reports them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,90 +13,300 @@ from probmcl.audit.duplicates.search import Duplicates, NearPair
 from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, Records
 
-PerClass = Mapping[str, Mapping[str, Mapping[str, int]]]
-"""Number of images by class, label state and split."""
-
 COOCCURRENCES = 20  # number of class pairs in the report, most frequent first
 
 
-def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
-    """Return the counts, sizes and duplicates of readable images, ready for JSON."""
-    per_class, present, where = _per_class(records), records.states.present(), records.where
+@dataclass(frozen=True)
+class SplitCounts:
+    """A number for each split."""
+
+    train: int = 0
+    val: int = 0
+    test: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number for all splits together."""
+        return self.train + self.val + self.test
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """The number of images of one class by the state of its label, and by split."""
+
+    absent: SplitCounts = SplitCounts()
+    present: SplitCounts = SplitCounts()
+    unknown: SplitCounts = SplitCounts()
+    uncertain: SplitCounts = SplitCounts()
+
+
+PerClass = Mapping[str, LabelCounts]
+"""The label counts of each class."""
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """The most and the least frequent class, their positives, and the ratio of these numbers."""
+
+    most: str
+    most_positives: int
+    least: str
+    least_positives: int
+
+    @property
+    def ratio(self) -> float:
+        """How many times as many positives the most frequent class has as the least frequent one."""
+        return self.most_positives / self.least_positives
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the imbalance in JSON form: each class is a pair of its name and its positives."""
+        most, least = [self.most, self.most_positives], [self.least, self.least_positives]
+        return {"most": most, "least": least, "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class ClassPair:
+    """Two classes that occur together; `share` is relative to the images of the rarer class."""
+
+    classes: list[str]
+    images: int
+    share: float
+
+
+@dataclass(frozen=True)
+class SideLengths:
+    """The smallest, the median and the largest width or height of the images, in pixels."""
+
+    least: int
+    median: int
+    most: int
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """The sizes of the images, and their number by mode, such as RGB. Without an image there are no sides."""
+
+    width: SideLengths | None = None
+    height: SideLengths | None = None
+    modes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Identical images, and the classes that are positive for some of them and negative for others."""
+
+    images: list[str]
+    classes: list[str]
+
+
+@dataclass(frozen=True)
+class SimilarImages:
+    """Two images that may show the same, as `NearPair` describes them."""
+
+    images: list[str]
+    splits: list[str]
+    distance: int
+    correlation: float
+    confirmed: bool
+
+
+@dataclass(frozen=True)
+class UnreadableImage:
+    """An image that cannot be decoded, and the reason."""
+
+    image: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RepeatedRows:
+    """Lines of the table that repeat an image, in pairs: with equal cells, and with other cells."""
+
+    duplicated_rows: list[tuple[int, int]]
+    conflicting_rows: list[tuple[int, int]]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AuditStatistics(Mapping[str, Any]):
+    """All numbers and lists of an audit: as attributes, and in JSON form by key.
+
+    If the data cannot be read, all attributes are empty, and the keys are those of `repeated_rows`, if there are any.
+
+    Attributes:
+        understood: how the data were read.
+        split: how the images were split.
+        summary: a few lines about how the data were read, and the number of images, classes and labels.
+        levels: the intensity range of 16-bit and float images.
+        images: number of readable images.
+        classes: number of classes.
+        splits: number of images in each split.
+        groups: number of groups; None without groups.
+        per_class: number of images by class, label state and split.
+        images_without_labels: number of images without a positive.
+        labels_per_image: mean number of positives.
+        not_known: fraction of labels that are not known.
+        imbalance: the most and the least frequent class; None without positives.
+        together: the pairs of classes that occur together most often.
+        sizes: the sizes and modes of the images.
+        nearly_constant: images of nearly uniform color.
+        exact_duplicates: sets of images whose files have the same content.
+        conflicting_labels: identical images with different labels.
+        near_duplicates: pairs of similar images; not all of them are confirmed to be copies.
+        missing: images whose files do not exist.
+        unreadable: images that cannot be decoded.
+        repeated_rows: rows that repeat an image, if they are the reason why the data cannot be read.
+    """
+
+    understood: str = ""
+    split: str = ""
+    summary: str = ""
+    levels: str | None = None
+    images: int = 0
+    classes: int = 0
+    splits: SplitCounts = SplitCounts()
+    groups: int | None = None
+    per_class: PerClass = field(default_factory=dict)
+    images_without_labels: int = 0
+    labels_per_image: float = 0.0
+    not_known: float = 0.0
+    imbalance: Imbalance | None = None
+    together: list[ClassPair] = field(default_factory=list)
+    sizes: ImageSizes = ImageSizes()
+    nearly_constant: list[str] = field(default_factory=list)
+    exact_duplicates: list[list[str]] = field(default_factory=list)
+    conflicting_labels: list[Conflict] = field(default_factory=list)
+    near_duplicates: list[SimilarImages] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unreadable: list[UnreadableImage] = field(default_factory=list)
+    repeated_rows: RepeatedRows | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the data could not be read; otherwise they have a summary."""
+        return not self.summary
+
+    @cached_property
+    def _json_form(self) -> dict[str, Any]:
+        content = asdict(self)
+        repeated_rows: dict[str, Any] | None = content.pop("repeated_rows")
+        if self.is_empty:
+            return repeated_rows or {}
+        content["imbalance"] = None if self.imbalance is None else self.imbalance.to_dict()
+        return content
+
+    def __getitem__(self, key: str) -> Any:
+        return self._json_form[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._json_form)
+
+    def __len__(self) -> int:
+        return len(self._json_form)
+
+
+def statistics(records: Records, duplicates: Duplicates) -> AuditStatistics:
+    """Return the counts, sizes and duplicates of readable images."""
+    images = duplicates.fingerprints
+    images_of_split = [len(records.rows(split)) for split in SPLITS]
+    per_class = _per_class(records)
+    present = records.states.present()
+    positives_per_image = np.diff(present.indptr)
+    nearly_constant = [row for row, image in enumerate(images) if image.nearly_constant]
     conflicts = [_conflict(records, rows) for rows in duplicates.exact]
-    return {
-        "images": len(records),
-        "classes": len(records.label_space),
-        "splits": {split: len(records.rows(split)) for split in SPLITS},
-        "groups": None if records.group is None else len(set(records.group)),
-        "per_class": per_class,
-        "images_without_labels": int((np.diff(present.indptr) == 0).sum()),
-        "labels_per_image": present.nnz / max(len(records), 1),
-        "not_known": 1 - records.states.known_share(),
-        "imbalance": _imbalance(per_class),
-        "together": _cooccurrences(records),
-        "sizes": _sizes(duplicates.fingerprints),
-        "nearly_constant": [where(row) for row, image in enumerate(duplicates.fingerprints) if image.nearly_constant],
-        "exact_duplicates": [[where(row) for row in rows] for rows in duplicates.exact],
-        "conflicting_labels": [conflict for conflict in conflicts if conflict["classes"]],
-        "near_duplicates": [_pair(records, pair) for pair in duplicates.near],
-    }
+    return AuditStatistics(
+        images=len(records),
+        classes=len(records.label_space),
+        splits=SplitCounts(*images_of_split),
+        groups=None if records.group is None else len(set(records.group)),
+        per_class=per_class,
+        images_without_labels=int((positives_per_image == 0).sum()),
+        labels_per_image=present.nnz / max(len(records), 1),
+        not_known=1 - records.states.known_share(),
+        imbalance=_imbalance(per_class),
+        together=_cooccurrences(records),
+        sizes=_sizes(images),
+        nearly_constant=_names(records, nearly_constant),
+        exact_duplicates=[_names(records, rows) for rows in duplicates.exact],
+        conflicting_labels=[conflict for conflict in conflicts if conflict.classes],
+        near_duplicates=[_similar_images(records, pair) for pair in duplicates.near],
+    )
+
+
+def _names(records: Records, rows: Sequence[int]) -> list[str]:
+    return [records.where(row) for row in rows]
 
 
 def _per_class(records: Records) -> PerClass:
-    by_split = {split: records.states.take(records.rows(split)).settled_counts() for split in SPLITS}
-    return {
-        name: {
-            state.name.lower(): {split: int(counts[state, k]) for split, counts in by_split.items()} for state in State
-        }
-        for k, name in enumerate(records.label_space.names)
-    }
+    counts_of_split = [records.states.take(records.rows(split)).settled_counts() for split in SPLITS]
+
+    def counts(state: State, column: int) -> SplitCounts:
+        numbers = [int(of_state[state, column]) for of_state in counts_of_split]
+        return SplitCounts(*numbers)
+
+    per_class = {}
+    for column, name in enumerate(records.label_space.names):
+        per_class[name] = LabelCounts(
+            absent=counts(State.ABSENT, column),
+            present=counts(State.PRESENT, column),
+            unknown=counts(State.UNKNOWN, column),
+            uncertain=counts(State.UNCERTAIN, column),
+        )
+    return per_class
 
 
-def totals(per_class: PerClass, state: str) -> dict[str, int]:
-    """Return the number of labels in a state, by class."""
-    return {name: sum(counts[state].values()) for name, counts in per_class.items()}
-
-
-def _imbalance(per_class: PerClass) -> dict[str, Any] | None:
+def _imbalance(per_class: PerClass) -> Imbalance | None:
     """Return the most and the least frequent of the classes with at least one positive."""
-    positives = {name: count for name, count in totals(per_class, "present").items() if count}
+    positives = {name: counts.present.total for name, counts in per_class.items() if counts.present.total}
     if not positives:
         return None
-    most, least = max(positives, key=positives.__getitem__), min(positives, key=positives.__getitem__)
-    ratio = positives[most] / positives[least]
-    return {"most": [most, positives[most]], "least": [least, positives[least]], "ratio": ratio}
+    most = max(positives, key=positives.__getitem__)
+    least = min(positives, key=positives.__getitem__)
+    return Imbalance(most, positives[most], least, positives[least])
 
 
-def _cooccurrences(records: Records) -> list[dict[str, Any]]:
-    """Return the class pairs that co-occur most often; `share` is relative to the images of the rarer class."""
+def _cooccurrences(records: Records) -> list[ClassPair]:
+    """Return the class pairs that co-occur most often."""
     from scipy.sparse import triu
 
-    present, names = records.states.present().astype(np.int64), records.label_space.names
-    counts = present.sum(axis=0)
+    names = records.label_space.names
+    present = records.states.present().astype(np.int64)
+    images_of_class = present.sum(axis=0)
     pairs = triu(present.T @ present, k=1).tocoo()
     order = np.argsort(-pairs.data, kind="stable")[:COOCCURRENCES]
-    return [
-        {"classes": [names[a], names[b]], "images": int(images), "share": float(images / min(counts[a], counts[b]))}
-        for a, b, images in zip(pairs.row[order], pairs.col[order], pairs.data[order], strict=True)
-    ]
+    most_frequent = []
+    for one, other, images in zip(pairs.row[order], pairs.col[order], pairs.data[order], strict=True):
+        rarer = min(images_of_class[one], images_of_class[other])
+        most_frequent.append(ClassPair([names[one], names[other]], int(images), float(images / rarer)))
+    return most_frequent
 
 
-def _sizes(readable: Sequence[Fingerprint]) -> dict[str, Any]:
-    sizes = dict(zip(("width", "height"), zip(*(image.size for image in readable), strict=True), strict=False))
-    ranges = {side: {"least": min(x), "median": int(np.median(x)), "most": max(x)} for side, x in sizes.items()}
+def _sizes(readable: Sequence[Fingerprint]) -> ImageSizes:
+    if not readable:
+        return ImageSizes()
+    widths, heights = zip(*(image.size for image in readable), strict=True)
     modes = Counter(image.mode for image in readable)
-    return {"width": None, "height": None, **ranges, "modes": dict(modes.most_common())}
+    return ImageSizes(_side_lengths(widths), _side_lengths(heights), dict(modes.most_common()))
 
 
-def _conflict(records: Records, rows: Sequence[int]) -> dict[str, Any]:
+def _side_lengths(lengths: Sequence[int]) -> SideLengths:
+    return SideLengths(min(lengths), int(np.median(lengths)), max(lengths))
+
+
+def _conflict(records: Records, rows: Sequence[int]) -> Conflict:
     """Return the classes that are positive for some of these identical images and negative for others."""
     labels, known = records.states.labels_and_known(np.array(rows))
-    differ = ((labels == 1) & known).any(axis=0) & ((labels == 0) & known).any(axis=0)
-    names = records.label_space.names
-    return {"images": [records.where(row) for row in rows], "classes": [names[k] for k in np.flatnonzero(differ)]}
+    positive = ((labels == 1) & known).any(axis=0)
+    negative = ((labels == 0) & known).any(axis=0)
+    classes = [records.label_space.names[k] for k in np.flatnonzero(positive & negative)]
+    return Conflict(_names(records, rows), classes)
 
 
-def _pair(records: Records, pair: NearPair) -> dict[str, Any]:
+def _similar_images(records: Records, pair: NearPair) -> SimilarImages:
     rows = (pair.one, pair.other)
-    scores = {"distance": pair.distance, "correlation": pair.correlation, "confirmed": pair.confirmed}
-    return {"images": [records.where(row) for row in rows], "splits": [records.split[row] for row in rows], **scores}
+    return SimilarImages(
+        images=_names(records, rows),
+        splits=[records.split[row] for row in rows],
+        distance=pair.distance,
+        correlation=pair.correlation,
+        confirmed=pair.confirmed,
+    )

@@ -2,9 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -19,6 +19,7 @@ from probmcl.tables import Column, Table, to_rich
 if TYPE_CHECKING:
     from probmcl.audit.findings import Finding
     from probmcl.audit.result import DataAudit
+    from probmcl.audit.statistics import AuditStatistics, LabelCounts, PerClass, SideLengths
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
 SHOWN = 30  # number of classes in the table; if there are more, only the most and least frequent are shown
@@ -76,7 +77,7 @@ def show(audit: "DataAudit", console: Console) -> None:
     if audit.summary:
         for line in (audit.summary, *_lines(audit.statistics)):
             console.print(line)
-        console.rich.print(to_rich(_table(audit.per_class)))
+        console.rich.print(to_rich(_table(audit.statistics.per_class)))
     for finding in audit.findings:
         console.print(f"{finding.level}: {finding.text}")
 
@@ -112,41 +113,45 @@ def _decisions(blocked: Sequence["Finding"], words: Sequence[str]) -> list[str]:
     return [*lines, "the resulting command:", f"  {command_line(words, options)}"] if complete else lines
 
 
-def _lines(statistics: Mapping[str, Any]) -> list[str]:
-    lines = [statistics["levels"]] if statistics["levels"] else []
-    width, height, modes = (statistics["sizes"][key] for key in ("width", "height", "modes"))
-    if width:
-        ranges = (f"{name} {_range(side)}" for name, side in (("width", width), ("height", height)))
-        counts = ", ".join(f"{count:,} {mode}" for mode, count in modes.items())
-        median = f"{width['median']:,} × {height['median']:,}"
-        lines.append(f"image sizes: {', '.join(ranges)} pixels, median {median}; modes: {counts}")
-    if statistics["together"]:
-        pairs = [f"{' + '.join(pair['classes'])} ({pair['images']:,})" for pair in statistics["together"][:5]]
+def _lines(statistics: "AuditStatistics") -> list[str]:
+    lines = [statistics.levels] if statistics.levels else []
+    width, height = statistics.sizes.width, statistics.sizes.height
+    if width is not None and height is not None:
+        modes = ", ".join(f"{count:,} {mode}" for mode, count in statistics.sizes.modes.items())
+        ranges = f"width {_range(width)}, height {_range(height)}"
+        median = f"{width.median:,} × {height.median:,}"
+        lines.append(f"image sizes: {ranges} pixels, median {median}; modes: {modes}")
+    if statistics.together:
+        pairs = [f"{' + '.join(pair.classes)} ({pair.images:,})" for pair in statistics.together[:5]]
         lines.append(f"most frequent pairs of classes: {', '.join(pairs)}")
     return lines
 
 
-def _range(side: Mapping[str, int]) -> str:
-    return " to ".join(f"{pixels:,}" for pixels in dict.fromkeys((side["least"], side["most"])))
+def _range(side: "SideLengths") -> str:
+    if side.least == side.most:
+        return f"{side.least:,}"
+    return f"{side.least:,} to {side.most:,}"
 
 
-def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
+def _table(per_class: "PerClass") -> Table:
     """Return a table with the number of positives per class and split, and of unknown and uncertain labels."""
-    from probmcl.data.records import SPLITS
-
-    columns = [Column.of_names("class"), *map(Column, (*SPLITS, "unknown", "uncertain"))]
-    rows = [[name, *_counts(per_class[name])] if name else ["…", *[""] * 5] for name in _shown_classes(per_class)]
+    columns = [Column.of_names("class"), *map(Column, ("train", "val", "test", "unknown", "uncertain"))]
+    rows = []
+    for name in _shown_classes(per_class):
+        cells = [name, *_cells(per_class[name])] if name else ["…", *[""] * 5]
+        rows.append(cells)
     return Table("images per class", columns, rows, framed=True)
 
 
-def _counts(states: Mapping[str, Mapping[str, int]]) -> list[str]:
-    counts = [*states["present"].values(), sum(states["unknown"].values()), sum(states["uncertain"].values())]
-    return [f"{count:,}" for count in counts]
+def _cells(counts: "LabelCounts") -> list[str]:
+    present = counts.present
+    numbers = (present.train, present.val, present.test, counts.unknown.total, counts.uncertain.total)
+    return [f"{number:,}" for number in numbers]
 
 
-def _shown_classes(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Sequence[str]:
+def _shown_classes(per_class: "PerClass") -> Sequence[str]:
     """Return all classes or, if there are many, the most and least frequent, separated by an empty name."""
     if len(per_class) <= SHOWN:
         return list(per_class)
-    ranked = sorted(per_class, key=lambda name: -sum(per_class[name]["present"].values()))
+    ranked = sorted(per_class, key=lambda name: -per_class[name].present.total)
     return [*ranked[: SHOWN // 2], "", *ranked[-SHOWN // 2 :]]
