@@ -173,7 +173,7 @@ def random_annotation(rng: np.random.Generator, image: int) -> dict[str, Any]:
 
 def plain_loop(table: Path) -> NDArray[np.float32]:
     """Return COCO's labels, read with `json` and a loop."""
-    with table.open() as file:
+    with table.open(encoding="utf-8") as file:
         content = json.load(file)
     rows = {image["id"]: row for row, image in enumerate(content["images"])}
     columns = {category["id"]: column for column, category in enumerate(content["categories"])}

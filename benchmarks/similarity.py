@@ -73,7 +73,7 @@ def peak() -> int:
     """Return the peak memory of this process; `ru_maxrss` only as a fallback, because it includes the parent's peak."""
     status = Path("/proc/self/status")
     if status.exists():
-        return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+        return 1024 * int(status.read_text(encoding="utf-8").split("VmHWM:")[1].split()[0])
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -83,7 +83,7 @@ def reset_peak() -> bool:
     """Return unused memory to the system and reset the peak; return False if the system does not support this."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except (OSError, AttributeError):
         return False
     return True
@@ -113,7 +113,9 @@ def in_child(args: argparse.Namespace, row: Row, rounds: int) -> list[float]:
 def fits(args: argparse.Namespace, needed: float) -> bool:
     """Return whether plain autograd may use this many bytes: they must be within its limit and within free memory."""
     meminfo = Path("/proc/meminfo")
-    free = 1024 * int(meminfo.read_text().split("MemAvailable:")[1].split()[0]) if meminfo.exists() else math.inf
+    free = math.inf
+    if meminfo.exists():
+        free = 1024 * int(meminfo.read_text(encoding="utf-8").split("MemAvailable:")[1].split()[0])
     return needed <= args.naive_memory * 1e9 and 1.1 * needed <= free
 
 

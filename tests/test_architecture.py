@@ -143,6 +143,8 @@ CLONE_ONLY = re.compile(  # "make the splits" names no target
     r"\b(docs|examples|recipes|benchmarks|tools)/|\w\.md\b|\bREADME|decisions? 0\d|\bmake (check|test|demo|format|lint)"
 )
 OUTPUT_FILES = {"comparison.md"}
+MODE = re.compile("[rwxa][bt]?[+]?|[rwxa][+][bt]")
+"""The mode in which a file is opened."""
 PLURAL = re.compile(r" (images|classes|cells|columns|groups|copies|epochs|seeds)\b(?!/)")
 ALWAYS_PLURAL = {
     "{' and '.join(sorted(first))} images": "two kinds of images",
@@ -281,6 +283,46 @@ def test_only_one_module_computes_digests_and_checksums(path: Path) -> None:
     if path.relative_to(SOURCE).as_posix() not in OTHER_HASHES:
         calls = [ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
         assert not [call for call in calls if re.search(r"hashlib\.|crc32|adler32|blake2", call)]
+
+
+@every_file
+def test_written_text_has_line_endings_that_do_not_depend_on_the_system(path: Path) -> None:
+    """Without `newline`, Windows writes two characters for each line ending. The linter requires `encoding`."""
+    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and writes_text(node)]
+    assert not [node.lineno for node in calls if "newline" not in {keyword.arg for keyword in node.keywords}]
+
+
+def writes_text(call: ast.Call) -> bool:
+    """Return whether a call opens a file in order to write text to it, or writes it."""
+    function = ast.unparse(call.func).rpartition(".")
+    if function[2] in ("write_text", "TextIOWrapper") and function[0]:
+        return True
+    if function[2] not in ("open", "fdopen", "NamedTemporaryFile", "TemporaryFile"):
+        return False
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    texts = [node.value for node in arguments if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    modes = [text for text in texts if MODE.fullmatch(text)]
+    return any(not set(mode).isdisjoint("wax+") and "b" not in mode for mode in modes)
+
+
+@pytest.mark.parametrize(
+    ("code", "writes"),
+    [
+        ("path.write_text(text, encoding='utf-8')", True),
+        ("path.open('w', encoding='utf-8')", True),
+        ("os.fdopen(descriptor, 'a')", True),
+        ("open(path, mode='r+')", True),
+        ("path.open('xb')", False),
+        ("path.open(encoding='utf-8')", False),
+        ("np.memmap(path, mode='w+')", False),
+        ("write_text(path, text)", False),  # our own, which writes bytes
+    ],
+)
+def test_calls_that_write_text_are_found(code: str, writes: bool) -> None:
+    [statement] = ast.parse(code).body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.Call)
+    assert writes_text(statement.value) == writes
 
 
 @every_file

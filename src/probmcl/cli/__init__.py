@@ -86,7 +86,9 @@ def _fail(message: str) -> NoReturn:
     if is_main_process():
         print(f"probmcl: {printable(message)}", file=sys.stderr)  # noqa: T201
     elif summary:  # rank 0 may have no error to print
-        Path(summary).write_text(json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8")
+        Path(summary).write_text(
+            json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8", newline="\n"
+        )
     sys.exit(1)
 
 

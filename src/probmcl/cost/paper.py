@@ -89,5 +89,5 @@ def _write_vectors(path: Path) -> str:
     """Write a file with zero word vectors for all classes, since only their shape matters."""
     words = {word for name in label_space(max(CLASSES)).names for word in words_of(name)}
     zeros = " 0" * MethodSpec("ml_gcn").settings.vector_size
-    path.write_text("".join(f"{word}{zeros}\n" for word in words), encoding="utf-8")
+    path.write_text("".join(f"{word}{zeros}\n" for word in words), encoding="utf-8", newline="\n")
     return str(path)

@@ -194,7 +194,7 @@ def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple
 
 
 def _write_tables(folder: Path, rows: list[tuple[Path, Split, tuple[int, ...]]]) -> None:
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES), encoding="utf-8")
+    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES), encoding="utf-8", newline="\n")
     with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("filename", "split", "labels"))
