@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.posix import system_calls
 from probmcl.store.files import FILES as FILES_OF_RUNS
 from probmcl.store.rows import Folder
 
@@ -283,6 +284,29 @@ def test_only_one_module_computes_digests_and_checksums(path: Path) -> None:
     if path.relative_to(SOURCE).as_posix() not in OTHER_HASHES:
         calls = [ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
         assert not [call for call in calls if re.search(r"hashlib\.|crc32|adler32|blake2", call)]
+
+
+@every_file
+def test_only_runtime_uses_what_not_every_system_has(path: Path) -> None:
+    if package_of(path) != "runtime":
+        assert not [f"line {line}: {name}" for line, name in system_calls(tree(path))]
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("import fcntl", "fcntl"),
+        ("from resource import getrusage", "resource.getrusage"),
+        ("from os import fork, path", "os.fork"),
+        ("os.open(path, os.O_NOFOLLOW)", "os.O_NOFOLLOW"),
+        ("signal.signal(signal.SIGHUP, ended)", "signal.SIGHUP"),
+        ("os.mkdir(name, dir_fd=folder)", "dir_fd="),
+        ("Path(f'/proc/{pid}/stat').read_text()", "/proc/"),
+        ("if sys.platform == 'linux': pass", "sys.platform"),
+    ],
+)
+def test_what_not_every_system_has_is_found(code: str, name: str) -> None:
+    assert [use.name for use in system_calls(ast.parse(code))] == [name]
 
 
 @every_file
