@@ -282,7 +282,8 @@ def _check_result(result: Result) -> None:
         convert(values, Retrieval)
     if "all" not in result.fingerprint:
         raise ValueError("fingerprint has no key 'all'")
-    if Path(result.predictions).is_absolute() or ".." in Path(result.predictions).parts:
+    predictions = Path(result.predictions)
+    if predictions.anchor or ".." in predictions.parts:  # on Windows, C:name has an anchor but is not absolute
         raise ValueError(f"predictions={result.predictions!r} is outside the folder of the comparison")
 
 
