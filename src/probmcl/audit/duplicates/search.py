@@ -150,7 +150,8 @@ def near_duplicates(
         some._replace(ones=np.searchsorted(needed, some.ones), others=np.searchsorted(needed, some.others))
         for some in (pairs, sample)
     )
-    with tempfile.TemporaryDirectory() as folder:
+    # After an error, the tiles may still be mapped, and Windows does not delete mapped files.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tiles, contents = Path(folder) / "tiles", [prints[row].content for row in rows]
         write_tiles(tiles, [paths[row] for row in rows], contents, intensity=intensity, workers=workers, cache=cache)
         comparison = Comparison(tiles, contents, workers, cache, step)
