@@ -1,5 +1,6 @@
 """The console of a command."""
 
+import codecs
 import io
 import os
 import sys
@@ -27,5 +28,7 @@ def escape_missing_characters() -> None:
     On Windows, output that does not go to a terminal has an encoding such as cp1252, which has no − (minus).
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        if stream.errors == "strict" and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="backslashreplace")
