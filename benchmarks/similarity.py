@@ -1,8 +1,8 @@
 """Compare implementations of the similarity between M mixtures of C components in n dimensions.
 
-The variants are plain autograd, tiled, and the feature map, eager and compiled. Each time covers a forward and a
-backward pass with the contrastive loss, with parameters as at the start of training. Plain autograd runs in a separate
-process; the others take turns. The plot needs matplotlib: pip install matplotlib.
+The variants are plain autograd, tiled, and the feature map. Each time covers a forward and a backward pass with the
+contrastive loss, with parameters as at the start of training. Plain autograd runs in a separate process; the others
+take turns. The plot needs matplotlib: pip install matplotlib.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ def reset_peak() -> bool:
 
 
 def child(variant: str, rows: int, classes: int, dim: int, rounds: int) -> dict[str, Any]:
-    """Return the times of a few calls and the additional memory of the first call (the second for `compiled`)."""
-    seconds(variant, 4 if variant != "compiled" else rows, classes, dim)  # excludes the compiler's memory
-    valid = reset_peak() or variant != "compiled"
+    """Return the times of a few calls and the additional memory of the first call."""
+    seconds(variant, 4, classes, dim)  # excludes the memory of what torch loads
+    reset_peak()
     before, times = peak(), [seconds(variant, rows, classes, dim)]
-    extra = peak() - before if valid else None
+    extra = peak() - before
     while len(times) < rounds and sum(times) < 30:
         times.append(seconds(variant, rows, classes, dim))
     return {"seconds": times, "bytes": extra}

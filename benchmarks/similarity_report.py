@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-VARIANTS = ("naive", "tiled", "features", "compiled")
+VARIANTS = ("naive", "tiled", "features")
 
 
 @dataclass
@@ -79,9 +79,9 @@ def ratios(rows: list[Row]) -> list[str]:
         by_size = {(row.variant, row.classes): row for row in rows if row.dim == dim}
         sizes = sorted({classes for _, classes in by_size})
         base, most = 80 if 80 in sizes else sizes[0], sizes[-1]
-        pairs = (("naive", "features"), ("naive", "compiled"), ("tiled", "features"), ("tiled", "compiled"))
-        compared = [((a, base), (b, base)) for a, b in pairs]
-        compared += [((variant, most), (variant, base)) for variant in ("features", "compiled") if most != base]
+        compared = [((variant, base), ("features", base)) for variant in ("naive", "tiled")]
+        if most != base:
+            compared.append((("features", most), ("features", base)))
         lines += [ratio(by_size[a], by_size[b]) for a, b in compared if a in by_size and b in by_size]
     return lines
 
@@ -113,7 +113,7 @@ def save(results: list[Row], folder: Path, *, rows: int, threads: int) -> None:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Plot time and memory against C on log axes; hollow markers are values that were not measured."""
-    colors = dict(zip(VARIANTS, ("#555555", "#d95f02", "#1b9e77", "#7570b3"), strict=True))
+    colors = dict(zip(VARIANTS, ("#555555", "#d95f02", "#1b9e77"), strict=True))
     styles = dict(zip(dict.fromkeys(row.dim for row in rows), itertools.cycle(("-", "--", ":")), strict=False))
     panels: dict[str, Callable[[Row], float | None]] = {
         "seconds, forward + backward": Row.time,

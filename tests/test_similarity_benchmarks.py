@@ -82,14 +82,11 @@ class TestReport:
             row("naive", predicted_bytes=1e12),
             row("tiled", predicted_seconds=60.0),
             row("features", seconds=(2.0, 3.0, 9.0)),
-            row("compiled", seconds=(1.0, 2.0, 3.0)),
             row("features", 9605, seconds=(30.0, 40.0, 20.0)),
         ]
         assert similarity_report.ratios(rows) == [
             "n = 128: naive at C = 80 / features at C = 80: – (medians), – (best); naive not run (predicted 1,000 GB)",
-            "n = 128: naive at C = 80 / compiled at C = 80: – (medians), – (best); naive not run (predicted 1,000 GB)",
             "n = 128: tiled at C = 80 / features at C = 80: 20 (medians), 30 (best); tiled extrapolated",
-            "n = 128: tiled at C = 80 / compiled at C = 80: 30 (medians), 60 (best); tiled extrapolated",
             "n = 128: features at C = 9,605 / features at C = 80: 10 (medians), 10 (best)",
         ]
 

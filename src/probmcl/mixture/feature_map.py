@@ -7,8 +7,7 @@ to the error of the grid, and Sim(p_i, p_j) is the cosine of P_i and P_j. See do
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +32,9 @@ LEAST_EXPONENT = {torch.float32: -40.0, torch.float64: -300.0}
 """Smallest exponent; smaller values are negligible, and arithmetic on subnormal numbers is a hundred times slower."""
 
 
-def features(c: Components, grid: Grid, *, compiled: bool = False) -> Float[Tensor, "M Q"]:
+def features(c: Components, grid: Grid) -> Float[Tensor, "M Q"]:
     """Return the feature vector of each row."""
-    vectors: Tensor = _Features.apply(grid, compiled, *c)  # type: ignore[no-untyped-call]
+    vectors: Tensor = _Features.apply(grid, *c)  # type: ignore[no-untyped-call]
     return vectors
 
 
@@ -113,14 +112,14 @@ class _Features(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, grid: Grid, compiled: bool, *tensors: Tensor) -> Tensor:
-        ctx.grid, ctx.compiled = grid, compiled
+    def forward(ctx: Any, grid: Grid, *tensors: Tensor) -> Tensor:
+        ctx.grid = grid
         ctx.save_for_backward(*tensors)
-        shapes, map_block = _shapes(Components(*tensors), grid), _block_functions(compiled)[0]
+        shapes = _shapes(Components(*tensors), grid)
         vectors = tensors[0].new_zeros(len(tensors[0]), grid.nodes)
-        for rows, components in _blocks(shapes, grid):  # torch.compile recompiles for views, so blocks are clones
-            block = _Shapes(*(x[rows, components].clone() for x in shapes))
-            vectors[rows] += map_block(block, *_axes(shapes, grid))
+        for rows, components in _blocks(shapes, grid):
+            block = _Shapes(*(x[rows, components] for x in shapes))
+            vectors[rows] += _map(block, *_axes(shapes, grid))
         return vectors
 
     @staticmethod
@@ -128,16 +127,16 @@ class _Features(torch.autograd.Function):
     @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grid, c = ctx.grid, Components(*ctx.saved_tensors)
-        shapes, moments = _shapes(c, grid), _block_functions(ctx.compiled)[1]
+        shapes = _shapes(c, grid)
         moment_0, moment_1, moment_2, moment_across = sums = [torch.empty_like(c.mean) for _ in range(4)]
         for rows, components in _blocks(shapes, grid):
-            block = _Shapes(*(x[rows, components].clone() for x in shapes))
-            parts = moments(grad[rows].clone(), block, *_axes(shapes, grid))
+            block = _Shapes(*(x[rows, components] for x in shapes))
+            parts = _moments(grad[rows], block, *_axes(shapes, grid))
             for total, part in zip(sums, parts, strict=True):
                 total[rows, components] = part
         d_mean = (2 * grid.dim / c.variance).sqrt() * moment_1
         d_variance = (moment_2 - grid.power * moment_0 + moment_across) / c.variance
-        return None, None, moment_0, d_mean, d_variance
+        return None, moment_0, d_mean, d_variance
 
 
 class _Shapes(NamedTuple):
@@ -228,10 +227,3 @@ def _moments(
     moment_1 = moment_0 * t
     moment_across = torch.bmm(along, grad).mul_(across).mul_(growth)
     return moment_0.sum(2), moment_1.sum(2), moment_1.mul_(t).sum(2), moment_across.sum(2)
-
-
-@cache
-def _block_functions(compiled: bool) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, ...]]]:
-    if not compiled:
-        return _map, _moments
-    return torch.compile(_map, dynamic=True), torch.compile(_moments, dynamic=True)

@@ -30,7 +30,7 @@ from probmcl.mixture.feature_map import MEMORY, bytes_needed, cosines, features,
 from probmcl.mixture.grid import Grid, disable_compile, grid_for
 from probmcl.runtime.precision import full_precision, to_float64
 
-Way = Literal["auto", "tiled", "features", "compiled"]
+Way = Literal["auto", "tiled", "features"]
 
 FLOAT64_SIMILARITY = 0.95
 """If all similarities exceed this, `correlation` uses float64 because float32 gradients have too few correct digits."""
@@ -50,7 +50,7 @@ class Plan:
     """Algorithm for computing similarities: all pairs of components, or feature vectors on a grid.
 
     Attributes:
-        way: `tiled`, `features` or `compiled`.
+        way: `tiled` or `features`.
         grid: nodes of the feature vectors; None if the way is `tiled`.
         components: number of components per row after pruning those with negligible norm.
         bytes: estimated peak memory.
@@ -60,7 +60,7 @@ class Plan:
         fell_back: True if the grid was too large and computing all pairs instead is slow.
     """
 
-    way: Literal["tiled", "features", "compiled"]
+    way: Literal["tiled", "features"]
     grid: Grid | None
     components: int
     bytes: int
@@ -85,10 +85,9 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
         p: M mixtures.
         q: P mixtures; None compares p with itself.
         way: algorithm; the results agree up to rounding. `tiled` computes all pairs of components. `features` compares
-            feature vectors, in time linear in the number of components. `compiled` is `features` with torch.compile,
-            which needs a C++ compiler. `auto` uses the cheaper of `tiled` and `features`; `plan` returns the choice.
-            Requesting a way that needs too much memory is an error, except in the float64 pass, which is then
-            tiled.
+            feature vectors, in time linear in the number of components. `auto` uses the cheaper of the two; `plan`
+            returns the choice. Requesting a way that needs too much memory is an error, except in the float64 pass,
+            which is then tiled.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
     >>> correlation(p)  # exp(−n d²/4)
@@ -153,9 +152,8 @@ def _compute(a: Components, b: Components | None, dim: int, algorithm: Plan) -> 
         inner = pairs.inner_products(a, b, dim)
         squares = [inner.diagonal()] * 2 if b is None else [pairs.squares(side, dim) for side in (a, b)]
         return inner / (squares[0].sqrt()[:, None] * squares[1].sqrt()[None, :])
-    compiled = algorithm.way == "compiled"
-    others = None if b is None else features(b, algorithm.grid, compiled=compiled)
-    return cosines(features(a, algorithm.grid, compiled=compiled), others)
+    others = None if b is None else features(b, algorithm.grid)
+    return cosines(features(a, algorithm.grid), others)
 
 
 def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_refuse: bool = True) -> Plan:
