@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 
 from probmcl.console import Console
-from probmcl.data.images import Preprocessing
+from probmcl.data.images import PREPROCESSING_FILE, Preprocessing
 from probmcl.data.records import LabelSpace
 from probmcl.data.stream import decode_files
 from probmcl.demo.digits import NAMES, digit_boxes
@@ -42,6 +42,8 @@ from probmcl.methods.base import Classifier
 from probmcl.run.checkpoints import load_candidate
 from probmcl.run.results import CandidateId
 from probmcl.runtime.files import write_json
+from probmcl.settings import CONFIG_FILE
+from probmcl.store.files import LABELS, METADATA
 from probmcl.store.run_folder import RunFolder
 
 SMALL = 0.05
@@ -155,8 +157,8 @@ def candidates(runs: Sequence[Path]) -> Iterator[tuple[str, Classifier]]:
     seen: set[CandidateId] = set()
     for path in runs:
         folder = RunFolder.existing(path)
-        for entry in folder.read("run.json")["candidates"]:
-            identity = CandidateId(entry["method"], entry["head"], entry["trial"])
+        for entry in folder.read(METADATA).candidates:
+            identity = CandidateId(entry.method, entry.head, entry.trial)
             if identity not in seen:
                 seen.add(identity)
                 yield identity.name, load_classifier(folder, identity)
@@ -164,12 +166,10 @@ def candidates(runs: Sequence[Path]) -> Iterator[tuple[str, Classifier]]:
 
 def load_classifier(folder: RunFolder, identity: CandidateId) -> Classifier:
     """Load a candidate with its parameters."""
-    candidate, names = load_candidate(folder, identity), folder.read("labels.json")["names"]
-    counts = np.array(folder.read("labels.json")["counts"])
-    label_space = LabelSpace(tuple(names), counts, np.zeros((len(names), len(names)), dtype=np.int64))
-    encoder = Encoder(
-        folder.read("config.json")["encoder"]["name"], image_size=folder.read("preprocessing.json")["size"]
-    )
+    candidate, labels = load_candidate(folder, identity), folder.read(LABELS)
+    classes = len(labels.names)
+    label_space = LabelSpace(labels.names, np.array(labels.counts), np.zeros((classes, classes), dtype=np.int64))
+    encoder = Encoder(folder.read(CONFIG_FILE).encoder.name, image_size=folder.read(PREPROCESSING_FILE).size)
     classifier = find_method(candidate.method)(encoder, label_space, candidate.settings)
     classifier.load_state_dict(dict(candidate.state))
     assert isinstance(classifier, Classifier)
@@ -289,9 +289,8 @@ def main() -> None:
     if options.limit is not None:
         chosen = np.random.default_rng(options.seed).permutation(len(paths))[: options.limit]
         paths = [paths[row] for row in sorted(chosen)]
-    names: list[str] = folder.read("labels.json")["names"]
-    content = folder.read("preprocessing.json")
-    preprocessing = Preprocessing(content["size"], content["mean"], content["std"], content["interpolation"])
+    names = folder.read(LABELS).names
+    preprocessing = folder.read(PREPROCESSING_FILE)
     scores = measure(dict(candidates(options.runs)), names, paths, boxes, preprocessing, options.tolerance)
     result = report(scores, names, options.reference, options.draws)
     print(json.dumps({key: result[key] for key in ("images", "maps")}))

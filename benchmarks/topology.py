@@ -31,11 +31,11 @@ def main(folder: Path) -> None:
     model = load(folder)
     run = read_run_data(model, Console.quiet())
     print("| encoder | label agreement | alignment | uniformity |\n|---|---:|---:|---:|")
-    for entry in run.metadata["candidates"]:
-        identity = CandidateId(entry["method"], entry["head"], entry["trial"])
+    for entry in run.metadata.candidates:
+        identity = CandidateId(entry.method, entry.head, entry.trial)
         if identity.head != "own head":  # the probe of a method has the same encoder as its own head
             agreement, alignment, uniformity = measure(run, model_with_encoder(run, model, identity))
-            print(f"| {entry['name']} | {agreement:.3f} | {alignment:.3f} | {uniformity:.3f} |", flush=True)
+            print(f"| {entry.name} | {agreement:.3f} | {alignment:.3f} | {uniformity:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

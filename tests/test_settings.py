@@ -3,17 +3,21 @@ from pathlib import Path
 import pytest
 
 from probmcl.errors import SettingsError
-from probmcl.runtime.files import read_json, write_json
 from probmcl.settings import (
     AUTO,
+    CONFIG_FILE,
+    EncoderSettings,
     Settings,
-    load_settings,
+    TrainingJob,
     make_settings,
     method_settings,
     parse_duration,
     read_recipe,
+    read_settings,
     recipes,
 )
+from probmcl.store.run_folder import RunFolder
+from probmcl.training.optimizer import Training
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
 PROBMCL_RECIPES = [path for path in RECIPES if read_recipe(path)["method"] == "probmcl"]
@@ -130,8 +134,8 @@ def test_invalid_duration_is_rejected(text: str) -> None:
 )
 def test_settings_round_trip_through_json(tmp_path: Path, options: dict[str, object]) -> None:
     settings = make_settings(options)
-    write_json(tmp_path / "config.json", settings)
-    assert load_settings(read_json(tmp_path / "config.json")) == settings
+    RunFolder(tmp_path).write(CONFIG_FILE, settings)
+    assert read_settings(RunFolder(tmp_path)) == settings
 
 
 def test_origin_of_every_setting_is_known() -> None:
@@ -162,13 +166,11 @@ def test_origins_do_not_distinguish_settings_and_cannot_be_set() -> None:
 def test_run_folder_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evil_method.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = {
-        "method": "evil_method:X",
-        "jobs": [{"method": "evil_method:X", "settings": {}, "training": {}, "name": "x"}],
-        "encoder": {"name": "resnet18"},
-    }
+    job = TrainingJob("evil_method:X", {}, Training(), "x")
+    settings = Settings("evil_method:X", (job,), EncoderSettings("resnet18"))
+    RunFolder(tmp_path).write(CONFIG_FILE, settings)
     with pytest.raises(SettingsError, match="is not loaded just because a folder names it"):
-        load_settings(config)
+        read_settings(RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize(

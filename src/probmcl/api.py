@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from probmcl.console import Console
 from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, WorkerError, call, counted, keyword
-from probmcl.readers.options import DataChecks, DataSource, ReadOptions
+from probmcl.readers.options import METADATA_FILE, DataChecks, DataSource, ReadOptions
 from probmcl.run_settings import (
     NAMED_WEIGHTS,
     UNNAMED,
@@ -29,7 +29,7 @@ from probmcl.run_settings import (
     run_settings,
     with_intensity,
 )
-from probmcl.store import run_folder
+from probmcl.store import files, run_folder
 from probmcl.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _write_report(folder: Path, device: str, console: Console) -> None:
         except (ProbmclError, OSError) as error:
             console.print(f"note: the run is finished, but its report could not be written: {error}")
         else:
-            console.print(f"report: {decision}; open {run_folder.REPORT} in the run folder")
+            console.print(f"report: {decision}; open {files.REPORT} in the run folder")
 
 
 def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console: Console) -> Run:
@@ -177,22 +177,21 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
 
 def _resume_run(folder: Path, options: Options, accept_data_change: bool, console: Console) -> Run:
     from probmcl.audit.prepare import PreparedData, read_again
-    from probmcl.inference.loading import recorded_source
     from probmcl.methods import find_method
     from probmcl.run.train import RunControl, train_run
-    from probmcl.settings import load_settings
+    from probmcl.settings import read_settings
 
     if options["loss"] is not None:
         find_method(options["loss"])  # the user has named it, so it may be imported
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
     run = RunFolder.existing(folder)
-    settings = resumed_settings(load_settings(run.read(run_folder.CONFIG)), options)
-    source = recorded_source(run)
+    settings = resumed_settings(read_settings(run), options)
+    source = run.read(METADATA_FILE).data
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console, named_files(settings)):
-        records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
+        records = read_again(source, folder / files.SPLIT, console, options["data"], options["images"])
         control = RunControl(accept_data_change=accept_data_change)
         return train_run(PreparedData.of(records, source), settings, folder, console, control)
 
@@ -306,7 +305,7 @@ def _start_comparison(
     reused = _reused_images(prepared.records, spec.settings.encoder.weights)
     prepared = replace(prepared, warnings=(*prepared.warnings, *reused))
     assert prepared.source is not None
-    stored = StoredComparison(prepared.source.to_json(), name, spec, prepared.warnings, tuple(map(str, add)))
+    stored = StoredComparison(prepared.source, name, spec, prepared.warnings, tuple(map(str, add)))
     with _new_folder(options["out"], f"{name}-comparison") as folder:
         if is_main_process():
             create_comparison(folder, stored, prepared)
@@ -337,8 +336,8 @@ def _resume_comparison(
     _refuse_other_methods(stored.spec.methods, options["methods"], folder)
     if unnamed := [path for path in stored.add if Path(path) not in add]:
         raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {keyword('add', unnamed)}")
-    source = DataSource.parse(stored.source)
-    records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
+    source = stored.source
+    records = read_again(source, folder / files.SPLIT, console, options["data"], options["images"])
     stored = replace(stored, add=tuple(map(str, add)))
     stored = update_comparison(folder, stored, records.paths, console, accept_data_change=accept_data_change)
     signatures = read_signatures(folder, records.paths)
@@ -450,7 +449,7 @@ def _refuse_without_resume(accept_data_change: bool, resume: Path | str | None) 
 
 def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
     """Return warnings about val and test images that the run providing the weights was trained on."""
-    if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(run_folder.SPLIT):
+    if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(files.SPLIT):
         return []
     splits = RunFolder(Path(weights)).read_split()
     trained = {os.path.realpath(path) for path, split in splits.items() if split == "train"}

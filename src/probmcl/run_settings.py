@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from probmcl.errors import OptionError, ProbmclError, SettingsError, keyword, suggestion
 from probmcl.readers.options import DataChecks
-from probmcl.store import run_folder
+from probmcl.store import files
 from probmcl.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -142,12 +142,13 @@ def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> tuple[dict[str, Any]
 
     derived: dict[str, Any] = {"workers": default_workers()}
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
-    if earlier.has(run_folder.CONFIG):  # default to the encoder of the run that the weights come from
-        from probmcl.inference.loading import read_encoder, read_labels, read_preprocessing
+    if earlier.has(files.CONFIG):  # default to the encoder of the run that the weights come from
+        from probmcl.data.images import PREPROCESSING_FILE
+        from probmcl.settings import CONFIG_FILE
 
-        read_labels(earlier)  # raises an error before anything is computed
-        size = read_preprocessing(earlier).size
-        derived["encoder"] = {"name": read_encoder(earlier).name, "image_size": size}
+        earlier.read(files.LABELS)  # raises an error before anything is computed
+        size = earlier.read(PREPROCESSING_FILE).size
+        derived["encoder"] = {"name": earlier.read(CONFIG_FILE).encoder.name, "image_size": size}
     layers: dict[ValueOrigin, dict[str, Any]] = {"auto": derived, "recipe": recipe, "user": keys}
     merged: dict[str, Any] = {}
     origins: dict[str, ValueOrigin] = {}

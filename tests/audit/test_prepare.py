@@ -21,6 +21,7 @@ from probmcl.data.records import SPLITS
 from probmcl.errors import DataError, OptionError, Question, Reading
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions
 from probmcl.run.run_files import write_split
+from probmcl.store.run_folder import RunFolder
 
 COUNT = 30
 SPLIT_COLUMN = ["train"] * 20 + ["val"] * 4 + ["test"] * 6
@@ -123,7 +124,7 @@ def test_split_file_of_a_run_can_be_reused(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", COUNT)
     (table.parent / "7.jpg").write_bytes(b"")
     data = prepared(table, seed=3, skip_bad=0.1)
-    write_split(tmp_path, data.records)
+    write_split(RunFolder(tmp_path), data.records)
     again = read_again(source_of(data), tmp_path / "split.csv", Console.quiet())
     assert again.paths == data.records.paths
     assert again.split == data.records.split

@@ -11,14 +11,16 @@ from probmcl.data.records import SPLITS, Records
 from probmcl.data.splitting import folds, make_splits
 from probmcl.errors import DataError
 from probmcl.run.run_files import write_split
-from probmcl.store.run_folder import write_rows
+from probmcl.store.files import FOLDS
+from probmcl.store.images import FoldRow
+from probmcl.store.run_folder import RunFolder
 
 
 def test_read_splits_restores_the_splits_of_a_run(tmp_path: Path) -> None:
     paths = [Path(f"{number}.jpg") for number in range(20)]
     train, test = (Records.from_labels(["cat"], paths, [split] * 20, np.ones((20, 1))) for split in ("train", "test"))
     result = make_splits(train, seed=5, val=0.1, test=0.2)
-    write_split(tmp_path / "run", result)
+    write_split(RunFolder(tmp_path / "run"), result)
     again = read_splits(test, tmp_path / "run" / "split.csv")
     assert again.split == result.split
     assert again.label_space.counts.tolist() == [14]
@@ -30,8 +32,7 @@ def test_folds_can_be_written_and_read(tmp_path: Path, names: list[str], seed: i
     paths = [Path(f"photos/{name}.jpg") for name in names]
     records = Records.from_labels(["cat"], paths, ["train"] * len(paths), np.ones((len(paths), 1), dtype=np.float32))
     fold_of = folds(records, 2, seed=seed)
-    rows = zip(records.paths, fold_of.tolist(), strict=True)
-    write_rows(tmp_path / "folds.csv", ("path", "fold"), rows)
+    RunFolder(tmp_path).write_rows(FOLDS, map(FoldRow, records.paths.texts, fold_of.tolist()))
     assert read_folds(records, tmp_path / "folds.csv").tolist() == fold_of.tolist()
 
 

@@ -9,6 +9,7 @@ from probmcl.cli import app
 from probmcl.cli.evaluate import parse_aggregate
 from probmcl.errors import DataError
 from probmcl.inference import load
+from probmcl.readers.options import DataSource, ReadOptions
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def run(tmp_path: Path) -> Path:
     made_run(
         tmp_path / "run",
         split=list(zip(records.paths, records.split, strict=True)),
-        data={"data": str(tmp_path / "labels.csv"), "options": {"split_column": "part"}},
+        data=DataSource(tmp_path / "labels.csv", options=ReadOptions(split_column="part")),
     )
     return tmp_path / "run"
 

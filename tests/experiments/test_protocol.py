@@ -24,6 +24,7 @@ from probmcl.experiments.protocol import (
     views_per_round,
 )
 from probmcl.methods import METHODS
+from probmcl.readers.options import DataSource
 from probmcl.run.budget import Costs, JobCost
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.settings import EncoderSettings, MethodSpec, Settings, TrainingJob
@@ -242,4 +243,4 @@ def test_a_stored_comparison_has_methods_and_no_jobs(
 ) -> None:
     spec = ComparisonSpec(replace(settings(), jobs=jobs), methods)
     with pytest.raises(ValueError, match=problem):
-        StoredComparison({}, "photos", spec, (), ())
+        StoredComparison(DataSource(Path("photos")), "photos", spec, (), ())

@@ -6,14 +6,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from PIL import Image
 
-from helpers.run_folders import POLICY, made_run
+from helpers.run_folders import FROZEN, POLICY, made_run
+from probmcl.errors import RunWarning
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.neighbors import TrainingImages
-from probmcl.runtime.tensor_files import save_tensors
+from probmcl.readers.options import DataSource
+from probmcl.store import files
+from probmcl.store.checkpoints import StoredCandidate
+from probmcl.store.class_labels import ClassLabels
+from probmcl.store.images import SPLITS
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import CandidateEntry
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -45,8 +52,8 @@ def finished_run(
     model = made_run(
         folder,
         names=names,
-        split=[(p, split) for split, part in paths.items() for p in part],
-        data={"data": str(photos)},
+        split=[(p, split) for split in SPLITS for p in paths[split]],
+        data=DataSource(photos),
     )
     labels = {split: _labels(generator, n, len(names)) for split, n in COUNTS.items()}
     for split in ("val", "test"):
@@ -62,9 +69,10 @@ def finished_run(
         TrainingImages(relative, features, truth, torch.ones_like(truth)).save(folder / "neighbors.safetensors")
     _write_metadata(folder, names, labels["train"])
     state = {f"state.{key}": value for key, value in model.state_dict().items()} | {"scores": torch.zeros(1)}
-    facts = {"method": "probe", "settings": {}, "validation": {"mAP": 0.5}, "seconds": 1.5, "fit_seconds": 1.0}
-    facts |= {"weight_decay": None}
-    save_tensors(folder / "checkpoints" / "frozen.safetensors", state, facts)
+    facts = StoredCandidate(
+        method="probe", settings={}, validation={"mAP": 0.5}, seconds=1.5, fit_seconds=1.0, weight_decay=None
+    )
+    RunFolder(folder).write_tensors(files.CANDIDATE.named("frozen"), state, facts)
     return folder
 
 
@@ -76,29 +84,25 @@ def _labels(generator: np.random.Generator, images: int, classes: int) -> np.nda
 
 def _write_metadata(folder: Path, names: Sequence[str], labels: np.ndarray) -> None:
     counts = labels.sum(0).astype(int).tolist()
-    label_file = {"names": list(names), "counts": counts, "hierarchy": None, "policy": POLICY}
-    RunFolder(folder).write("labels.json", label_file)
-    candidates = [
-        {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5},
-        {"method": "bce", "head": "own head", "trial": 1, "name": "bce, own head", "validation_mAP": 0.8, "gain": 0.3},
-    ]
-    metadata = json.loads((folder / "run.json").read_text()) | {
-        "status": "finished",
-        "command": ["probmcl", "train", "<b>photos</b>"],
-        "seed": 0,
-        "versions": {"python": "3.11", "probmcl": "0.1.0"},
-        "commit": None,
-        "started": "2026-11-18T07:06:17+00:00",
-        "records": "0123456789abcdef",
-        "seconds": 12.0,
-        "warnings": [{"kind": "leak", "message": "allowed: <i>leak</i>"}],
-        "candidates": candidates,
-        "kept": "bce, own head",
-        "test_mAP": {"bce, own head": 0.8, "frozen probe": 0.5},
-        "duplicates": {"exact": 1, "near": 2},
-    }
-    (folder / "run.json").write_text(json.dumps(metadata))
-    RunFolder(folder).write("evaluation.json", {})  # without intervals, so it is computed again
+    run = RunFolder(folder)
+    run.write(files.LABELS, ClassLabels(names=tuple(names), counts=tuple(counts), hierarchy=None, policy=POLICY))
+    own_head = CandidateEntry(
+        method="bce", head="own head", trial=1, name="bce, own head", validation_mAP=0.8, gain=0.3
+    )
+    metadata = replace(
+        run.read(files.METADATA),
+        command=("probmcl", "train", "<b>photos</b>"),
+        versions={"python": "3.11", "probmcl": "0.1.0"},
+        records="0123456789abcdef",
+        duplicates={"exact": 1, "near": 2},
+        seconds=12.0,
+        warnings=(RunWarning("leak", "allowed: <i>leak</i>"),),
+        candidates=(FROZEN, own_head),
+        kept=own_head.name,
+        test_mAP={own_head.name: 0.8, FROZEN.name: 0.5},
+    )
+    run.write(files.METADATA, metadata)
+    run.write(files.EVALUATION, {})  # without intervals, so it is computed again
     rows = [
         {
             "stage": stage,

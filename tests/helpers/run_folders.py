@@ -1,47 +1,53 @@
 """Run folders written without training."""
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from msgspec.structs import replace
 from numpy import ndarray
 
 from helpers.images import NAMES, label_space
-from probmcl.data.images import Preprocessing
+from probmcl.data.images import PREPROCESSING_FILE, Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
+from probmcl.readers.options import METADATA_FILE, DataSource
 from probmcl.runtime.tensor_files import save_tensors
+from probmcl.settings import CONFIG_FILE, EncoderSettings, Settings
+from probmcl.store import files
+from probmcl.store.class_labels import ClassLabels, StoredPolicy
+from probmcl.store.images import Split, SplitRow
 from probmcl.store.manifest import write_manifest
-from probmcl.store.run_folder import SCHEMA, RunFolder
+from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import CandidateEntry, KeptModel, RunMetadata
 
-FROZEN = {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5}
-MODEL = {"method": "bce", "settings": {}}
-RUN: dict[str, object] = {
-    "schema": SCHEMA,
-    "command": ["probmcl", "train", "photos"],
-    "seed": 0,
-    "versions": {},
-    "commit": None,
-    "started": "2026-11-18T07:06:17+00:00",
-    "data": None,
-    "records": "",
-    "status": "finished",
-    "seconds": 0.0,
-    "warnings": [],
-    "candidates": [FROZEN],
-    "kept": FROZEN["name"],
-    "model": MODEL,
-}
+FROZEN = CandidateEntry(method="", head="frozen", trial=1, name="frozen probe", validation_mAP=0.5)
+RUN: RunMetadata[DataSource] = RunMetadata(
+    command=("probmcl", "train", "photos"),
+    seed=0,
+    versions={},
+    commit=None,
+    started="2026-11-18T07:06:17+00:00",
+    data=None,
+    records="",
+    duplicates=None,
+    status="finished",
+    seconds=0.0,
+    warnings=(),
+    candidates=(FROZEN,),
+    kept=FROZEN.name,
+    model=KeptModel("bce", {}),
+)
 """The content of run.json."""
 
-POLICY: dict[str, object] = {"unknown": "", "blank": None, "minus_one": None, "chance_of_uncertain": {}, "labels": {}}
+POLICY = StoredPolicy(unknown="", blank=None, minus_one=None, chance_of_uncertain={}, labels={})
 PLAIN = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2), "bilinear")
 
 
@@ -64,24 +70,17 @@ def made_run(
     *,
     names: Sequence[str] = NAMES,
     split: Sequence[tuple[Path | str, str]] = (),
-    data: dict[str, object] | None = None,
+    data: DataSource | None = None,
 ) -> Classifier:
     """Write the files of a run and return its classifier. The manifest lists no files, so that tests can edit them."""
     model = classifier(len(names))
-    contents: dict[str, dict[str, object]] = {
-        "config.json": {
-            "encoder": {"name": "test_resnet", "image_size": None, "weights": "pretrained"},
-            "seed": 0,
-        },
-        "preprocessing.json": {"size": 32, "mean": PLAIN.mean, "std": PLAIN.std, "interpolation": "bilinear"},
-        "labels.json": {"names": list(names), "counts": [1] * len(names), "hierarchy": None, "policy": POLICY},
-        "run.json": RUN | {"data": data},
-    }
-    folder.mkdir(parents=True)
-    for name, content in contents.items():
-        RunFolder(folder).write(name, content)
+    run = RunFolder(folder)
+    run.write(CONFIG_FILE, Settings(method="bce", jobs=(), encoder=EncoderSettings("test_resnet")))
+    run.write(PREPROCESSING_FILE, PLAIN)
+    run.write(files.LABELS, ClassLabels(names=tuple(names), counts=(1,) * len(names), hierarchy=None, policy=POLICY))
+    run.write(METADATA_FILE, replace(RUN, data=data))
     write_manifest(folder, [])
-    with (folder / "split.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "split"), *(split or [("elsewhere.jpg", "train")])])
-    save_tensors(folder / "model.safetensors", model.state_dict())
+    rows = split or [("elsewhere.jpg", "train")]
+    run.write_rows(files.SPLIT, [SplitRow(str(path), cast(Split, part)) for path, part in rows])
+    save_tensors(folder / files.MODEL, model.state_dict())
     return model

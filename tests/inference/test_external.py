@@ -16,7 +16,7 @@ from probmcl.data import Records
 from probmcl.errors import DataError, OptionError
 from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.inference import Model, load
-from probmcl.readers.options import ReadOptions
+from probmcl.readers.options import DataSource, ReadOptions
 
 PATIENTS = tuple(f"p{number // 3:02d}" for number in range(42))
 SITES = tuple(("north", "south", "")[number // 15] for number in range(42))
@@ -178,8 +178,8 @@ def test_aggregate_needs_groups(tmp_path: Path, model: Model, table: Path) -> No
 def test_meaning_of_a_blank_is_that_of_the_run_unless_given(tmp_path: Path, records: Records) -> None:
     cells = np.where(records.labels > 0, "1", "").tolist()
     table = write_table(tmp_path / "labels.csv", records, NAMES, cells)
-    options = {"blank": ["negative"], "ignore": ["site"], "path_column": "path"}
-    data: dict[str, object] = {"data": str(table), "options": options}
+    options = ReadOptions(blank=("negative",), ignore=("site",), path_column="path")
+    data = DataSource(table, options=options)
     made_run(tmp_path / "run", split=[(path, "test") for path in records.paths], data=data)
     model = load(tmp_path / "run", device="cpu")
     assert model.evaluate(draws=0, workers=0)["per_class"]["red"]["n"] == 42

@@ -20,7 +20,7 @@ from probmcl.console import Console
 from probmcl.data import Records, read_image
 from probmcl.errors import DataError, ImageError, OptionError, RunError
 from probmcl.inference import Model, load
-from probmcl.readers.options import ReadOptions
+from probmcl.readers.options import DataSource, ReadOptions, SkippedImage
 
 
 @pytest.fixture
@@ -135,9 +135,7 @@ def test_embedding_an_unreadable_image_is_an_error(model: Model, records: Record
 # Evaluation.
 
 
-def load_run(
-    tmp_path: Path, split: Sequence[tuple[Path | str, str]] = (), data: dict[str, object] | None = None
-) -> Model:
+def load_run(tmp_path: Path, split: Sequence[tuple[Path | str, str]] = (), data: DataSource | None = None) -> Model:
     made_run(tmp_path / "evaluated", split=split, data=data)
     return load(tmp_path / "evaluated", device="cpu")
 
@@ -211,17 +209,13 @@ def test_unknown_labels_are_ignored(tmp_path: Path, records: Records) -> None:
 def test_default_data_are_those_of_the_run(tmp_path: Path, records: Records) -> None:
     data = table(tmp_path, records)
     run_splits = list(zip(records.paths, records.split, strict=True))
-    reading: dict[str, object] = {
-        "data": str(data),
-        "images": None,
-        "options": {"format": "table", "path_column": "path"},
-    }
+    reading = DataSource(data, options=ReadOptions(format="table", path_column="path"))
     result = load_run(tmp_path, split=run_splits, data=reading).evaluate(workers=0)
     assert result["ap"] == pytest.approx(expected_ap(records, records.rows("test").tolist()), abs=1e-6)
 
 
 def test_read_options_override_those_of_the_run(tmp_path: Path, records: Records) -> None:
-    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "options": {"path_column": "path"}}
+    reading = DataSource(table(tmp_path, records), options=ReadOptions(path_column="path"))
     with pytest.raises(OptionError, match="paht"):
         load_run(tmp_path, data=reading).evaluate(read=ReadOptions(path_column="paht"))
 
@@ -230,9 +224,9 @@ def test_images_skipped_by_the_run_are_skipped(tmp_path: Path, records: Records)
     data = table(tmp_path, records)
     records.paths[40].unlink()
     records.paths[41].write_bytes(b"")
-    skipped = [{"path": str(path), "reason": "bad"} for path in records.paths[40:]]
+    skipped = tuple(SkippedImage(str(path), "bad") for path in records.paths[40:])
     run_splits = [(path, "train") for path in records.paths[:20]]
-    model = load_run(tmp_path, split=run_splits, data={"data": str(data), "skipped": skipped})
+    model = load_run(tmp_path, split=run_splits, data=DataSource(data, skipped=skipped))
     assert model.evaluate(workers=0)["ap"] == pytest.approx(expected_ap(records, range(20, 40)), abs=1e-6)
     with pytest.raises(DataError) as caught:
         model.evaluate(data, workers=0)
@@ -269,8 +263,9 @@ def test_unknown_split_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_missing_or_invalid_split_file_is_an_error(tmp_path: Path, records: Records) -> None:
-    model, data = load_run(tmp_path, split=[("a.jpg", "tset")]), table(tmp_path, records)
-    with pytest.raises(RunError, match=r"split\.csv, row 2: .*'tset'"):
+    model, data = load_run(tmp_path), table(tmp_path, records)
+    (model.folder / "split.csv").write_text("path,split\na.jpg,tset\n")
+    with pytest.raises(RunError, match=r"split\.csv, row 2, split: invalid value 'tset'"):
         model.evaluate(data)
     (tmp_path / "evaluated" / "split.csv").unlink()
     with pytest.raises(RunError, match=r"has no split\.csv"):
@@ -280,7 +275,7 @@ def test_missing_or_invalid_split_file_is_an_error(tmp_path: Path, records: Reco
 def test_note_of_the_classifier_is_part_of_the_result(
     tmp_path: Path, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "options": {"path_column": "path"}}
+    reading = DataSource(table(tmp_path, records), options=ReadOptions(path_column="path"))
     model = load_run(tmp_path, split=list(zip(records.paths, records.split, strict=True)), data=reading)
     assert "note" not in model.evaluate(workers=0)
     monkeypatch.setattr(type(model.classifier), "note", "a note")

@@ -16,7 +16,9 @@ from probmcl.methods.bce import BCE
 from probmcl.methods.contrast import label_overlap
 from probmcl.methods.custom_loss import CustomContrast, CustomLoss
 from probmcl.methods.supcon import Config, SupCon
-from probmcl.settings import load_settings
+from probmcl.settings import CONFIG_FILE, EncoderSettings, Settings, TrainingJob, read_settings
+from probmcl.store.run_folder import RunFolder
+from probmcl.training.optimizer import Training
 
 FILE = """
 import torch
@@ -143,13 +145,12 @@ def test_relative_paths_are_resolved(file: Path, monkeypatch: pytest.MonkeyPatch
     assert full_name("package.module:Class") == "package.module:Class"
 
 
-def test_loading_settings_does_not_execute_files(file: Path) -> None:
+def test_reading_settings_does_not_execute_files(file: Path, tmp_path: Path) -> None:
     name = f"{file.resolve()}:on_logits"
-    training = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
-    jobs = [{"method": name, "settings": {}, "training": training, "name": "on_logits"}]
-    config = {"method": name, "encoder": {"name": "resnet50"}, "jobs": jobs}
+    job = TrainingJob(name, {}, Training(), "on_logits")
+    RunFolder(tmp_path).write(CONFIG_FILE, Settings(name, (job,), EncoderSettings("resnet50")))
     with pytest.raises(SettingsError, match="`loss="):
-        load_settings(config)
+        read_settings(RunFolder(tmp_path))
     assert str(file.resolve()) not in sys.modules
 
 

@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import OptionError
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
+from probmcl.runtime.files import convert
 
 
 @pytest.mark.parametrize(
@@ -38,23 +40,23 @@ def test_source_has_absolute_paths_and_round_trips_through_json(
     assert (source.data, source.images) == (tmp_path / "labels.csv", tmp_path / "photos")
     assert source.options.hierarchy == tmp_path / "tree.csv"
     source = dataclasses.replace(source, skipped=(SkippedImage("7.jpg", "the file is empty"),), leaks_allowed=("a",))
-    assert DataSource.parse(json.loads(json.dumps(source.to_json()))) == source
+    assert convert(json.loads(json.dumps(msgspec.to_builtins(source, enc_hook=str))), DataSource) == source
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"images": "photos"}, "data"),
-        ({"data": "labels.csv", "options": {"blank": "negative"}}, "blank"),
+        ({"images": "photos"}, "missing key 'data'"),
+        ({"data": "labels.csv", "options": {"blank": "negative"}}, "options.blank: expected array, got str"),
         ({"data": "labels.csv", "reader": "new"}, "unknown key 'reader'"),
-        ({"data": "labels.csv", "options": {"group_column": "patient"}}, "unknown key 'group_column'"),
-        ("labels.csv", "data source is invalid"),
+        ({"data": "labels.csv", "options": {"group_column": "patient"}}, "options: unknown key 'group_column'"),
+        ("labels.csv", "expected object, got str"),
     ],
     ids=str,
 )
 def test_invalid_source_is_refused(content: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        DataSource.parse(content)
+    with pytest.raises(ValueError, match=message):
+        convert(content, DataSource)
 
 
 def test_only_options_that_are_set_change_a_source() -> None:

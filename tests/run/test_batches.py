@@ -24,7 +24,7 @@ from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.run.array_file import ArrayFile
 from probmcl.run.batches import ActivationCache, ImageBatchSource
-from probmcl.store.run_folder import SCHEMA
+from probmcl.store.decoding import SCHEMA
 
 SIZE = 32
 

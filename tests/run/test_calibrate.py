@@ -22,7 +22,7 @@ from probmcl.run.gains import CandidatePool
 from probmcl.run.results import FROZEN_PROBE, Run
 from probmcl.run.train import train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob
-from probmcl.store.run_folder import SCHEMA
+from probmcl.store.decoding import SCHEMA
 from probmcl.training.optimizer import Training
 
 NO_PARENTS = np.full(3, -1)

@@ -11,10 +11,11 @@ from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.errors import RunError
 from probmcl.run import train
-from probmcl.run.checkpoints import TEST_FORMAT, TESTED, ScoredTest
+from probmcl.run.checkpoints import TEST_FORMAT, ScoredTest
 from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
-from probmcl.store.run_folder import NEIGHBORS, RunFolder
+from probmcl.store.files import NEIGHBORS, TESTED
+from probmcl.store.run_folder import RunFolder
 from probmcl.training import Training
 
 
@@ -40,23 +41,21 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 
 def test_a_stored_test_is_read_as_it_was_written(tmp_path: Path) -> None:
-    name = TEST_FORMAT.name("bce.own_head")
     test = ScoredTest(torch.rand(3, 2), {"mAP": 0.25, "ap": {"cat": None}}, {"P@1": 0.5})
-    TEST_FORMAT.save(RunFolder(tmp_path), name, test)
-    stored = TEST_FORMAT.load(RunFolder(tmp_path), name)
+    TEST_FORMAT.save(RunFolder(tmp_path), "bce.own_head", test)
+    stored = TEST_FORMAT.load(RunFolder(tmp_path), "bce.own_head")
     assert torch.equal(stored.scores, test.scores)
     assert (stored.evaluation, stored.retrieval) == (test.evaluation, test.retrieval)
 
 
 def test_a_damaged_test_is_refused(tmp_path: Path) -> None:
-    name = TEST_FORMAT.name("frozen")
-    TEST_FORMAT.save(RunFolder(tmp_path), name, ScoredTest(torch.rand(3, 2), {"mAP": 0.25}))
-    path = tmp_path / name
+    TEST_FORMAT.save(RunFolder(tmp_path), "frozen", ScoredTest(torch.rand(3, 2), {"mAP": 0.25}))
+    path = tmp_path / TEST_FORMAT.name("frozen")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(RunError, match=r"frozen\.test\.safetensors: is damaged"):
-        TEST_FORMAT.load(RunFolder(tmp_path), name)
+        TEST_FORMAT.load(RunFolder(tmp_path), "frozen")
 
 
 @pytest.mark.slow
@@ -75,13 +74,13 @@ def test_a_resumed_run_repeats_neither_tests_nor_neighbors(
         patch.setattr(train, "_finish", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train_run(data, bce(), folder, quiet(), control)
-    tested = {path.name for path in (folder / "checkpoints").glob(f"*{TESTED}")}
-    assert tested == {f"{identity.key}{TESTED}" for identity in expected.candidates}
+    tested = {path.relative_to(folder).as_posix() for path in folder.glob(TESTED.name)}
+    assert tested == {TESTED.named(identity.key).name for identity in expected.candidates}
     with monkeypatch.context() as patch:
         patch.setattr(train, "evaluate_on_test", repeated)
         patch.setattr(train, "training_images", repeated)
         run = train_run(data, bce(), folder, quiet(), control)
-    assert not list((folder / "checkpoints").glob(f"*{TESTED}"))
+    assert not list(folder.glob(TESTED.name))
     assert (folder / NEIGHBORS).read_bytes() == (expected.folder / NEIGHBORS).read_bytes()
     for identity, candidate in expected.candidates.items():
         assert torch.equal(run.candidates[identity].scores["test"], candidate.scores["test"])

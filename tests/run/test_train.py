@@ -29,7 +29,8 @@ from probmcl.run import batches, candidates, train, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
 from probmcl.run.train import RunControl, all_candidates, read_run, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
-from probmcl.store.run_folder import SCHEMA, RunFolder
+from probmcl.store.decoding import SCHEMA
+from probmcl.store.run_folder import RunFolder
 from probmcl.training import Checkpoint, Training, features
 
 pytestmark = pytest.mark.slow  # it trains, or starts processes

@@ -3,10 +3,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import pytest
 
-from probmcl.errors import RunError
+from probmcl.errors import RunError, check_range
 from probmcl.runtime import files
 
 
@@ -63,6 +65,8 @@ def test_links_below_the_root_are_not_followed(tmp_path: Path) -> None:
         ("[" * 100_000 + "]" * 100_000, "nested more than 64 levels"),
         ("[" * 65 + "]" * 65, "nested more than 64 levels"),
         ('{"a": 1', "line 1, column 8"),
+        ('{"a": [1e999]}', "NaN or infinite numbers; the file is damaged"),
+        ('{"a": NaN}', "NaN or infinite"),
         (b"\xff\xfe\xfa", "not UTF-8"),
     ],
 )
@@ -121,24 +125,41 @@ def test_json_that_cannot_be_parsed_is_refused_with_the_file(
         files.read_json(tmp_path / "x.json")
 
 
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    a: int
+    pairs: dict[str, Pair] = {}
+
+    def __post_init__(self) -> None:
+        check_range(at_least=0, a=self.a)
+
+
 @dataclass
 class Inner:
     number: int
     items: tuple[Pair, ...] = ()
+    kind: Literal["one", "two"] = "one"
+    strict: Strict | None = None
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ({"number": "x"}, r"Expected 'int', got 'str' - at '\$.number'"),
-        ({}, "missing required field 'number'"),
-        ({"number": 1, "nmber": 2}, "unknown key 'nmber'; did you mean 'number'"),
-        ({"number": 1, "items": [{"first": 1, "second": "a", "third": 1}]}, "unknown key 'third'"),
-        ({"number": 1, "items": [{"first": 1, "second": 5}]}, "second"),
+        (5, "expected object, got int"),
+        ({"number": "x"}, "number: expected int, got str"),
+        ({}, "missing key 'number'"),
+        ({"number": 1, "nmber": 2}, "unknown key 'nmber'; did you mean 'number'?"),
+        ({"number": 1, "items": {}}, "items: expected array, got object"),
+        ({"number": 1, "items": [{"first": 1}]}, "items[0]: missing key 'second'"),
+        ({"number": 1, "items": [{"first": 1, "second": "a", "third": 1}]}, "items[0]: unknown key 'third'; "),
+        ({"number": 1, "items": [{"first": 1, "second": 5}]}, "items[0].second: "),
+        ({"number": 1, "kind": "other"}, "kind: invalid value 'other'"),
+        ({"number": 1, "strict": {"a": 1, "`probmcl.train(1)`": 2}}, "strict: unknown key 'probmcl.train(1)'"),
+        ({"number": 1, "strict": {"a": 1, "pairs": {"x": {"first": 1, "second": "", "y": 1}}}}, "strict.pairs.x: unk"),
+        ({"number": 1, "strict": {"a": -1}}, "strict: a=-1 must be at least 0"),
     ],
 )
-def test_conversion_names_the_file_and_the_key(content: object, problem: str) -> None:
-    with pytest.raises(RunError, match=rf"x\.json: .*{problem}"):
+def test_conversion_names_the_file_and_the_place(content: object, problem: str) -> None:
+    with pytest.raises(RunError, match=rf"^x\.json: {re.escape(problem)}.*; the file is damaged or was edited$"):
         files.convert_file(content, Inner, Path("x.json"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +13,11 @@ from probmcl.console import Console
 from probmcl.data.image_files import file_digest
 from probmcl.data.records import Paths
 from probmcl.errors import LISTED, RunError, RunWarning, counted, listing
-from probmcl.runtime.files import atomic_write, csv_content, read_table
-from probmcl.store.run_folder import IMAGES
+from probmcl.runtime.files import DAMAGED
+from probmcl.store.files import IMAGES
+from probmcl.store.images import ImageRow
+from probmcl.store.run_folder import RunFolder
 
-HEADER = ("path", "size", "mtime_ns", "digest")
 MISSING = (-1, -1)  # size and modification time of a file that does not exist
 
 
@@ -49,26 +50,24 @@ def read_all(paths: Paths, console: Console) -> list[Signature]:
 
 def write_signatures(folder: Path, paths: Paths, signatures: Sequence[Signature]) -> None:
     """Write the signature of every image to the folder of a run or a comparison."""
-    atomic_write(folder / IMAGES, signatures_content(paths, signatures))
+    RunFolder(folder).write_rows(IMAGES, signature_rows(paths, signatures))
 
 
-def signatures_content(paths: Paths, signatures: Sequence[Signature]) -> bytes:
-    """Return the content of the file with the signature of every image."""
-    return csv_content(HEADER, ((path, *s) for path, s in zip(paths.texts, signatures, strict=True)))
+def signature_rows(paths: Paths, signatures: Sequence[Signature]) -> Iterator[ImageRow]:
+    """Yield the rows of the file with the signature of every image."""
+    for path, signature in zip(paths.texts, signatures, strict=True):
+        yield ImageRow(path, *signature)
 
 
 def read_signatures(folder: Path, paths: Paths) -> list[Signature]:
     """Return the stored signature of every image."""
-    file = folder / IMAGES
-    if not file.is_file():
+    run = RunFolder(folder)
+    if not run.has(IMAGES):
         raise RunError(f"{folder} has no {IMAGES}, without which changed images are not detected; start a new run")
-    rows = list(read_table(file))
-    try:
-        if tuple(rows[0]) != HEADER or [row[0] for row in rows[1:]] != list(paths.texts):
-            raise ValueError("its columns or paths are not those of the run")
-        return [Signature(int(size), int(mtime), digest) for _, size, mtime, digest in rows[1:]]
-    except (ValueError, IndexError) as error:
-        raise RunError(f"{file}: {error}; the file is damaged or was edited") from error
+    rows = run.read_rows(IMAGES)
+    if [row.path for row in rows] != list(paths.texts):
+        raise RunError(f"{folder / IMAGES}: its paths are not those of the run; {DAMAGED}")
+    return [Signature(row.size, row.mtime_ns, row.digest) for row in rows]
 
 
 class Changes(NamedTuple):

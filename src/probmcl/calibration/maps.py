@@ -12,6 +12,7 @@ from scipy.special import expit
 from probmcl.calibration.sigmoid import logits
 from probmcl.data.hierarchy import cap_at_parents
 from probmcl.errors import LISTED, check_range, counted, listing
+from probmcl.store.files import CALIBRATION
 
 MIN_IMAGES = 50
 """With fewer images, all classes have the pooled sigmoid."""
@@ -26,6 +27,10 @@ LARGEST = 1e100
 """Largest slope and intercept; fitted ones are far smaller, and larger ones could overflow."""
 
 Kind = Literal["sigmoid", "isotonic", "none"]
+
+HeldOutScores = Literal["val", "out_of_fold", "calibration"]
+"""The scores that a calibration is fitted to: of the validation images, of other folds, or of images from another site.
+They are the names of files in predictions/."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Calibration:
 
     kind: Kind
     thresholds: str
-    predictions: str
+    predictions: HeldOutScores
     images: int
     strength: float | None
     classes: Mapping[str, ClassCalibration]
@@ -179,6 +184,9 @@ class Calibration:
             terms = [(loss, total) for loss, total in zip(losses, totals, strict=True) if loss is not None]
             means.append(sum(loss * n for loss, n in terms) / sum(n for _, n in terms) if terms else None)
         return means[0], means[1]
+
+
+CALIBRATION_FILE = CALIBRATION.holding(Calibration)
 
 
 def _sigmoid(x: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:

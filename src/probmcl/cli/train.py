@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 def print_next(run: "Run", console: Console) -> None:
     """Print the command that predicts: the images without labels, if the data have such images."""
-    from probmcl.store.run_folder import METADATA, RunFolder
+    from probmcl.readers.options import METADATA_FILE
+    from probmcl.store.run_folder import RunFolder
 
-    data = RunFolder(run.folder).read(METADATA)["data"] or {}
-    images = shlex.join(data.get("unlabeled", ())) or "IMAGES"
+    data = RunFolder(run.folder).read(METADATA_FILE).data
+    images = shlex.join(() if data is None else data.unlabeled) or "IMAGES"
     console.print(f"next: probmcl predict {shlex.quote(str(run.folder))} {images} --out predictions.csv")
 
 

@@ -22,7 +22,9 @@ from probmcl.data.image_files import FORMATS
 from probmcl.data.intensity import IntensityRange, Kind
 from probmcl.data.jpeg_damage import jpeg_damage, scan_count
 from probmcl.data.upright import is_deep, orientation, to_rgb, turned
-from probmcl.errors import ImageError
+from probmcl.errors import ImageError, check_range
+from probmcl.store.files import PREPROCESSING
+from probmcl.store.run_folder import MAX_IMAGE_SIZE
 
 if TYPE_CHECKING:
     from torch import Tensor  # importing torch takes a second, and commands that only read labels do not need it
@@ -144,6 +146,7 @@ class Preprocessing:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"size={self.size} must be at least 1")
+        check_range(at_most=MAX_IMAGE_SIZE, size=self.size)
         if not all(deviation > 0 for deviation in self.std):
             raise ValueError(f"std={self.std} must be positive for every channel")
         if self.interpolation not in get_args(Interpolation):
@@ -171,6 +174,9 @@ class Preprocessing:
 
         mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
         return pixels.contiguous().float().div_(255).sub_(mean).div_(std)
+
+
+PREPROCESSING_FILE = PREPROCESSING.holding(Preprocessing)
 
 
 def resize_bilinear(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from probmcl.errors import WeightsError
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
-from probmcl.store.run_folder import MODEL
+from probmcl.store.files import MODEL
 
 import timm  # isort: skip
 
@@ -42,7 +42,7 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path}: cannot be read ({error}); expected a safetensors file or a run folder") from error
     prefix = "encoder.model."  # the file of a run also contains the head
-    if path.name == MODEL and any(key.startswith(prefix) for key in state):
+    if path.name == MODEL.name and any(key.startswith(prefix) for key in state):
         state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     classifier = cfg["classifier"] or ()  # the classifier is not part of the encoder
     prefixes = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))

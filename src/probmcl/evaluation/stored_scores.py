@@ -13,7 +13,7 @@ from numpy import ndarray
 from probmcl.errors import RunError, counted
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.runtime.files import arrays_file, atomic_write, open_file
-from probmcl.store.run_folder import PREDICTIONS
+from probmcl.store.files import SCORES
 
 UNREADABLE = (
     *(OSError, EOFError, KeyError, TypeError, ValueError, ArithmeticError, MemoryError, RuntimeError),
@@ -40,7 +40,7 @@ class StoredScores(NamedTuple):
 
 def scores_file(folder: Path, name: str) -> Path:
     """Return the file with the scores of a split, or of other images, in the folder of a run or a candidate."""
-    return folder / PREDICTIONS / f"{name}.npz"
+    return folder / SCORES.named(name)
 
 
 def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows, *, root: Path | None = None) -> None:

@@ -8,30 +8,30 @@ from probmcl.audit.signatures import accepted_changes, write_signatures
 from probmcl.console import Console
 from probmcl.data.records import Paths
 from probmcl.errors import RunError
-from probmcl.experiments.protocol import StoredComparison
+from probmcl.experiments.protocol import COMPARISON_FILE, StoredComparison
 from probmcl.run.run_files import write_split
 from probmcl.run.train import on_main_process
-from probmcl.runtime.files import convert_file, refuse_special_files
+from probmcl.runtime.files import refuse_special_files
 from probmcl.runtime.lock import locked
-from probmcl.store.run_folder import COMPARISON, RunFolder
+from probmcl.store.run_folder import RunFolder
 
 
 def create_comparison(folder: Path, stored: StoredComparison, prepared: PreparedData) -> None:
     """Create the folder of a new comparison."""
     assert prepared.signatures is not None
     folder.mkdir(parents=True, exist_ok=True)
-    write_split(folder, prepared.records, prepared.fold_of)
+    write_split(RunFolder(folder), prepared.records, prepared.fold_of)
     write_signatures(folder, prepared.records.paths, prepared.signatures)
-    RunFolder(folder).write(COMPARISON, stored)
+    RunFolder(folder).write(COMPARISON_FILE, stored)
 
 
 def read_comparison(folder: Path) -> StoredComparison:
     """Read how a comparison was started."""
     refuse_special_files(folder)
-    path = folder / COMPARISON
-    if not path.is_file():
-        raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
-    return convert_file(RunFolder(folder).read_results(path), StoredComparison, path)
+    comparison = RunFolder(folder)
+    if not comparison.has(COMPARISON_FILE):
+        raise RunError(f"{folder} is not a comparison: {COMPARISON_FILE} does not exist")
+    return comparison.read(COMPARISON_FILE)
 
 
 def update_comparison(
@@ -43,7 +43,7 @@ def update_comparison(
         with locked(folder):
             changes = accepted_changes(folder, paths, console, accept=accept_data_change)
             warnings = (changes.warning(),) if changes is not None and changes.changed else ()
-            RunFolder(folder).write(COMPARISON, replace(stored, warnings=(*stored.warnings, *warnings)))
+            RunFolder(folder).write(COMPARISON_FILE, replace(stored, warnings=(*stored.warnings, *warnings)))
             if changes is not None:
                 write_signatures(folder, paths, changes.signatures)
 

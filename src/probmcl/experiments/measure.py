@@ -17,6 +17,7 @@ from probmcl.run.results import FROZEN_PROBE
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob, Tune
+from probmcl.store.files import MEASUREMENTS
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class Measurements:
     image_size: int
     expenses: dict[str, MethodCost]  # cost of the frozen probe and of each method, by name
     cannot: dict[str, str]  # why a method cannot run on this encoder, by name
+
+
+MEASUREMENTS_FILE = MEASUREMENTS.holding(Measurements)
 
 
 def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:

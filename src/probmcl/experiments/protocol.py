@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from probmcl.cost import rows as cost
 from probmcl.data.records import Records
 from probmcl.errors import OptionError, RunWarning, SettingsError, check_range, counted
 from probmcl.methods import METHODS, find_method
+from probmcl.readers.options import DataSource
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.runtime.digests import content_digest
@@ -18,6 +18,7 @@ from probmcl.runtime.distributed import world_size
 from probmcl.runtime.files import json_line
 from probmcl.runtime.tensor_files import load_tensors
 from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training, job_key
+from probmcl.store.files import COMPARISON
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
@@ -55,7 +56,7 @@ class ComparisonSpec:
 class StoredComparison:
     """The content of spec.json; `add` lists the results that were added to the comparison."""
 
-    source: dict[str, Any]
+    source: DataSource
     name: str
     spec: ComparisonSpec
     warnings: tuple[RunWarning, ...]
@@ -66,6 +67,9 @@ class StoredComparison:
             raise ValueError("spec.settings.jobs must be empty")
         if not self.spec.methods:
             raise ValueError("spec.methods is empty")
+
+
+COMPARISON_FILE = COMPARISON.holding(StoredComparison)
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:

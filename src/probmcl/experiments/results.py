@@ -10,6 +10,7 @@ import msgspec
 from probmcl.errors import OptionError, RunError, counted, plain
 from probmcl.runtime.files import convert, convert_file, json_line, read_text, refuse_special_files, write_text
 from probmcl.store.files import RESULTS
+from probmcl.store.rows import JsonFile
 from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import Head
 from probmcl.tables import bracketed, percent
@@ -234,14 +235,12 @@ class Retrieval:
     jaccard_at_10: Fraction | None
 
 
-def read_metrics(folder: RunFolder, path: Path, kind: type[Evaluation | Retrieval]) -> dict[str, Any]:
-    """Read the evaluation.json or retrieval.json of a candidate; numbers must be finite."""
-    content: dict[str, Any] = folder.read_results(path)
-    convert_file(content, kind, path)
-    try:
-        json_line(content)
-    except ValueError as error:
-        raise RunError(f"{path}: has NaN or infinite numbers; the file is damaged or was edited") from error
+def read_metrics(
+    folder: RunFolder, file: JsonFile[dict[str, Any]], kind: type[Evaluation | Retrieval]
+) -> dict[str, Any]:
+    """Read the evaluation.json or retrieval.json of a candidate."""
+    content = folder.read(file)
+    convert_file(content, kind, folder.path / file)
     return content
 
 

@@ -20,7 +20,7 @@ from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.experiments import protocol
-from probmcl.experiments.measure import Measurements, measure
+from probmcl.experiments.measure import MEASUREMENTS_FILE, Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import (
     Comparison,
@@ -40,10 +40,10 @@ from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
-from probmcl.runtime.files import convert_file, nan_to_none
+from probmcl.runtime.files import DAMAGED, nan_to_none
 from probmcl.settings import MethodSpec, TrainingJob, job_key
-from probmcl.store.files import MEASUREMENTS, RESULTS, SEED
-from probmcl.store.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
+from probmcl.store.files import EVALUATION, METADATA, RESULTS, RETRIEVAL, SEED, candidate_folder
+from probmcl.store.run_folder import RunFolder
 
 
 @dataclass(eq=False)
@@ -92,10 +92,11 @@ class ComparisonRunner:
     @cached_property
     def measured(self) -> Measurements:
         """The cost of every method, and the reasons why some methods cannot run here; stored in the folder."""
-        path = self.folder / MEASUREMENTS
-        stored = broadcast(RunFolder(self.folder).read_results(path) if is_main_process() and path.exists() else None)
-        if stored is not None:
-            return self._check_measurements(convert_file(stored, Measurements, path), path)
+        folder = RunFolder(self.folder)
+        if broadcast(is_main_process() and folder.has(MEASUREMENTS_FILE)):
+            stored = folder.read(MEASUREMENTS_FILE)
+            self._refuse_missing_costs(stored)
+            return stored
         self.console.print("measuring the cost of each method …")
         jobs = self._jobs(self.spec.methods, self._first_views())
         settings = replace(self.spec.settings, jobs=jobs)
@@ -106,14 +107,13 @@ class ComparisonRunner:
         for name, problem in measured.cannot.items():
             self.console.print(f"  note: {name} cannot run here: {problem}")
         if is_main_process():
-            RunFolder(self.folder).write(path.name, measured)
+            folder.write(MEASUREMENTS_FILE, measured)
         return measured
 
-    def _check_measurements(self, measured: Measurements, path: Path) -> Measurements:
+    def _refuse_missing_costs(self, measured: Measurements) -> None:
         for name in (FROZEN_PROBE.name, *(method.name for method in self.spec.methods)):
             if name not in measured.expenses and name not in measured.cannot:
-                raise RunError(f"{path}: has no cost of {name}; the file is damaged or was edited")
-        return measured
+                raise RunError(f"{self.folder / MEASUREMENTS_FILE}: has no cost of {name}; {DAMAGED}")
 
     def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
         """Run one seed. The first seed runs all trials of each method; the others run only the chosen trial."""
@@ -213,10 +213,10 @@ class ComparisonRunner:
             emits_set=emits_set,
             seed=seed,
             validation=candidate.validation_map,
-            test=read_metrics(folder, files / EVALUATION, Evaluation),
+            test=read_metrics(folder, EVALUATION.inside(candidate_folder(identity.key)), Evaluation),
             # A predicted set has no probabilities to calibrate; its scores are above or below 0.5.
             macro_F1=_macro_f1(val, test, self.records.label_space, calibrate=not emits_set),
-            by_embedding=read_metrics(folder, folder.results(probe.key) / RETRIEVAL, Retrieval),
+            by_embedding=read_metrics(folder, RETRIEVAL.inside(candidate_folder(probe.key)), Retrieval),
             by_probabilities=dict(retrieval(*map(torch.from_numpy, (test.scores, test.labels, test.known)))),
             trials=self.spec.trials,
             seconds=candidate.seconds,

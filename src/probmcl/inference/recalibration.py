@@ -15,7 +15,7 @@ from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.evaluation import evaluate_test
 from probmcl.calibration.fit import FOLDS
-from probmcl.calibration.maps import Kind
+from probmcl.calibration.maps import CALIBRATION_FILE, HeldOutScores, Kind
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import Records
@@ -28,13 +28,16 @@ from probmcl.methods.base import Classifier
 from probmcl.readers.options import DataSource
 from probmcl.readers.read import read_source
 from probmcl.runtime.lock import locked
-from probmcl.store.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder, json_file
+from probmcl.store.decoding import encoded_struct
+from probmcl.store.files import EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD
+from probmcl.store.rows import File
+from probmcl.store.run_folder import RunFolder
 
 
 class HeldOut(NamedTuple):
     """Held-out scores, and their name in the predictions of the run."""
 
-    name: str
+    name: HeldOutScores
     scores: StoredScores
 
 
@@ -55,7 +58,7 @@ class ScoringModel(Protocol):
 
 def refuse_unfinished(folder: Path) -> None:
     """Raise an error for a run in progress: its model may still change, and training calibrates it at the end."""
-    if RunFolder(folder).read(METADATA).get("status") in ("running", "interrupted", "failed"):
+    if RunFolder(folder).read(METADATA).status != "finished":
         raise RunError(f"{folder} is not finished; resume it first: {call('train', {'resume': folder})}")
 
 
@@ -95,21 +98,23 @@ def _write(model: ScoringModel, held_out: HeldOut, calibration: Calibration, con
             note=model.classifier.note,
             console=console,
         )
-    contents: dict[str, bytes] = {}
-    if held_out.name == OTHER_IMAGES:  # written before the calibration that refers to it
-        other = scores_file(model.folder, OTHER_IMAGES).relative_to(model.folder).as_posix()
-        contents[other] = scores_content(*held_out.scores)
-    contents[CALIBRATION] = json_file(calibration)
+    contents: dict[File, bytes] = {}
+    if held_out.name == OTHER_IMAGES.key:  # written before the calibration that refers to it
+        contents[OTHER_IMAGES] = scores_content(*held_out.scores)
+    contents[CALIBRATION_FILE] = encoded_struct(CALIBRATION_FILE, calibration)
     if evaluation is not None:
-        contents[EVALUATION] = json_file(evaluation)
+        contents[EVALUATION] = encoded_struct(EVALUATION, evaluation)
     with locked(folder.path):
         folder.update(contents)
 
 
 def stored_held_out_scores(model: ScoringModel) -> HeldOut:
     """Return the scores of the present calibration or, without one, those that training has stored."""
-    out_of_fold = scores_file(model.folder, OUT_OF_FOLD).is_file()
-    name = model.calibration.predictions if model.calibration else OUT_OF_FOLD if out_of_fold else "val"
+    name: HeldOutScores = "val"
+    if model.calibration is not None:
+        name = model.calibration.predictions
+    elif RunFolder(model.folder).has(OUT_OF_FOLD):
+        name = "out_of_fold"
     return HeldOut(name, read_scores(scores_file(model.folder, name), classes=len(model.names)))
 
 
@@ -140,4 +145,4 @@ def score_other_images(
     labels, known = np.zeros(scores.shape, dtype=np.float32), np.zeros(scores.shape, dtype=bool)
     labels[:, mapping.in_model], known[:, mapping.in_model] = mapping.labels(records.states)
     rows = ScoredRows(scores, labels, known, records.group)
-    return HeldOut(OTHER_IMAGES, StoredScores(tuple(str(path.resolve()) for path in records.paths), rows))
+    return HeldOut("calibration", StoredScores(tuple(str(path.resolve()) for path in records.paths), rows))

@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from probmcl.store.run_folder import RunFolder
 
 def read_run_splits(folder: Path) -> dict[str, Split]:
     """Return the split of every image in a run, keyed by resolved path."""
-    return {os.path.realpath(path): cast(Split, split) for path, split in RunFolder(folder).read_split().items()}
+    return {os.path.realpath(path): split for path, split in RunFolder(folder).read_split().items()}
 
 
 def select_split(

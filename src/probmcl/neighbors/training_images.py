@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from probmcl.errors import RunError, counted
 from probmcl.runtime.tensor_files import load_tensors, save_tensors
-from probmcl.store.run_folder import NEIGHBORS
+from probmcl.store.files import NEIGHBORS
 
 BLOCK = 16_384
 """Training images per matrix product, which limits memory."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from probmcl.errors import DataError, OptionError, plain
+from probmcl.errors import DataError, OptionError
+from probmcl.store.files import METADATA
+from probmcl.store.run_metadata import RunMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -215,26 +217,9 @@ class DataSource:
                 problem = f"{path} is outside the data of the run ({folders}), so it is not read"
                 raise DataError(f"{problem}; {remedy}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a dict that can be written as JSON and read with `parse`."""
-        import msgspec
 
-        return dict(msgspec.to_builtins(self, enc_hook=str))
-
-    @classmethod
-    def parse(cls, content: Any) -> DataSource:
-        """Return the source from the dict that `to_json` returned. Wrong types and unknown keys are errors.
-
-        >>> source = DataSource(Path("labels.csv"), options=ReadOptions(blank=("negative",)))
-        >>> DataSource.parse(source.to_json()) == source
-        True
-        """
-        from probmcl.runtime.files import convert  # only when it is needed: this module is imported by `import probmcl`
-
-        try:
-            return convert(content, cls)
-        except ValueError as error:
-            raise DataError(f"the stored data source is invalid: {plain(error)}") from error
+METADATA_FILE = METADATA.holding(RunMetadata[DataSource])
+"""The row of run.json, with the data of the run."""
 
 
 def _prefix(folder: str) -> str:

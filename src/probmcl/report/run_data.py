@@ -21,14 +21,16 @@ from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_ro
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.experiments.results import ReportedEvaluation
 from probmcl.inference import Model
-from probmcl.inference.loading import recorded_source
 from probmcl.neighbors import TrainingImages
 from probmcl.neighbors.training_images import image_root
-from probmcl.readers.options import DataSource
+from probmcl.readers.options import METADATA_FILE, DataSource
 from probmcl.run.results import FROZEN_PROBE
 from probmcl.runtime.files import convert_file
-from probmcl.store import run_folder
+from probmcl.settings import CONFIG_FILE, Settings
+from probmcl.store import files
+from probmcl.store.class_labels import ClassLabels
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import RunMetadata
 from probmcl.training import MetricsLog
 
 
@@ -54,6 +56,9 @@ class RunData:
 
     Attributes:
         names: the classes.
+        metadata: the content of run.json.
+        settings: the settings of the run; those of its methods are plain values.
+        labels: the classes with their training positives, and how the labels were read.
         thresholds: the threshold of each class.
         evaluation: metrics on the test split, with intervals.
         root: folder that contains all images.
@@ -67,9 +72,9 @@ class RunData:
     """
 
     folder: RunFolder
-    metadata: Mapping[str, Any]
-    config: Mapping[str, Any]
-    label_file: Mapping[str, Any]
+    metadata: RunMetadata[DataSource]
+    settings: Settings
+    labels: ClassLabels
     names: tuple[str, ...]
     thresholds: Float64[ndarray, " C"]
     calibration: Calibration | None
@@ -96,18 +101,18 @@ class RunData:
     @property
     def frozen_kept(self) -> bool:
         """True if the model of the run is the probe on the frozen encoder."""
-        return bool(self.metadata["kept"] == FROZEN_PROBE.name)
+        return self.metadata.kept == FROZEN_PROBE.name
 
     def log(self) -> list[dict[str, Any]]:
         """Return the rows of the training log."""
-        return MetricsLog(self.folder.path / run_folder.METRICS).rows()
+        return MetricsLog(self.folder.path / files.METRICS).rows()
 
 
 def read_run_data(model: Model, console: Console) -> RunData:
     """Read the stored results of the run that a model comes from."""
     folder = RunFolder(model.folder)
-    metadata = folder.read(run_folder.METADATA)
-    if metadata.get("status") != "finished":
+    metadata = folder.read(METADATA_FILE)
+    if metadata.status != "finished":
         raise RunError(f"{folder.path} is not finished, so it has no test scores to report; resume it first")
     calibration, parents = model.calibration, parents_of(model.names, model.hierarchy)
 
@@ -117,16 +122,16 @@ def read_run_data(model: Model, console: Console) -> RunData:
         probabilities = scores if calibrated is None else calibrated.probabilities(rows.scores, parents)
         return SplitScores(paths, probabilities, (rows.labels == 1) & rows.known, rows.known, rows.group)
 
-    frozen = scores_file(folder.results(run_folder.FROZEN), "test")
-    has_other = metadata["kept"] != FROZEN_PROBE.name and frozen.is_file()
+    frozen = scores_file(folder.results(files.FROZEN.name), "test")
+    has_other = metadata.kept != FROZEN_PROBE.name and frozen.is_file()
     test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
     default = np.full(len(model.names), DEFAULT_THRESHOLD)
-    neighbors = folder.path / run_folder.NEIGHBORS
+    neighbors = folder.path / files.NEIGHBORS
     return RunData(
         folder,
         metadata,
-        config=folder.read(run_folder.CONFIG),
-        label_file=folder.read(run_folder.LABELS),
+        settings=folder.read(CONFIG_FILE),
+        labels=folder.read(files.LABELS),
         names=model.names,
         thresholds=default if calibration is None else calibration.threshold,
         calibration=calibration,
@@ -137,7 +142,7 @@ def read_run_data(model: Model, console: Console) -> RunData:
         test=test,
         frozen=read(frozen, None) if has_other else None,
         training=TrainingImages.load(neighbors, classes=len(model.names)) if neighbors.is_file() else None,
-        source=recorded_source(folder),
+        source=metadata.data,
     )
 
 
@@ -159,13 +164,13 @@ def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
 
 def _evaluation(folder: RunFolder, model: Model, test: SplitScores, console: Console) -> dict[str, Any]:
     """Read the evaluation of the test split. That of an older run has no intervals and is computed again."""
-    stored: dict[str, Any] = folder.read(run_folder.EVALUATION)
+    stored = folder.read(files.EVALUATION)
     if {"mAP_interval", "risk_coverage", "calibration"} <= stored.keys():
-        path = folder.path / run_folder.EVALUATION
+        path = folder.path / files.EVALUATION
         evaluation = convert_file(stored, ReportedEvaluation, path)
         calibration = evaluation.calibration
         if any(part and part.per_class.keys() != set(model.names) for part in (calibration.before, calibration.after)):
-            raise RunError(f"{path} does not match the classes in {run_folder.LABELS}; calibrate the run again")
+            raise RunError(f"{path} does not match the classes in {files.LABELS}; calibrate the run again")
         return dict(msgspec.to_builtins(evaluation))
     rows = ScoredRows(*test.entries, test.group)
     options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))

@@ -89,7 +89,7 @@ def _gather(run: RunData, model: Model, images: bool, bar: ProgressBar) -> RunRe
     content = {
         "schema": SCHEMA,
         "name": run.name,
-        "kept": run.metadata["kept"],
+        "kept": run.metadata.kept,
         "frozen_kept": run.frozen_kept,
         "calibrated": run.calibration is not None,
         "verdict": asdict(judge(measurements(run, headline, classes))),
@@ -165,8 +165,8 @@ def _summary(run: RunData, first: RunData) -> dict[str, Any]:
     same = run.names == first.names and names == [Path(path).name for path in first.test.paths]
     return {
         "name": run.name,
-        "kept": run.metadata["kept"],
-        "encoder": run.config["encoder"]["name"],
+        "kept": run.metadata.kept,
+        "encoder": run.settings.encoder.name,
         "verdict": verdict.decision,
         "mAP": headline["mAP"],
         "mAP_interval": headline["mAP_interval"],
@@ -174,7 +174,7 @@ def _summary(run: RunData, first: RunData) -> dict[str, Any]:
         "CF1": headline["CF1"],
         "calibration_error": headline["calibration_error"],
         "test_images": headline["images"],
-        "seconds": run.metadata["seconds"],
+        "seconds": run.metadata.seconds,
         "difference": _difference(run, first) if same and run is not first else None,
     }
 

@@ -105,7 +105,7 @@ class ScoredRun:
             rows.append(
                 {
                     "name": name,
-                    "train": int(run.label_file["counts"][c]),
+                    "train": int(run.labels.counts[c]),
                     "val": int(run.val.positive[:, c].sum()),
                     "test": int(positive.sum()),
                     "unknown": int((~known).sum()),
@@ -176,9 +176,9 @@ def histogram(p: Float[ndarray, " N"]) -> list[int]:
 
 def measurements(run: RunData, headline: dict[str, Any], classes: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return the quantities that the rules of the verdict apply to; those that do not apply are left out."""
-    warnings = [warning["kind"] for warning in run.metadata["warnings"]]
-    kept = next(entry for entry in run.metadata["candidates"] if entry["name"] == run.metadata["kept"])
-    validation, test = kept["validation_mAP"], headline["mAP"]
+    warnings = [warning.kind for warning in run.metadata.warnings]
+    kept = next(entry for entry in run.metadata.candidates if entry.name == run.metadata.kept)
+    validation, test = kept.validation_mAP, headline["mAP"]
     with_positives = [row for row in classes if row["test"]]
     measured: dict[str, float | None] = {
         "val_images": float(run.images["val"]),

@@ -1,18 +1,16 @@
 """The training of a run in a report: learning curves, candidates, cost, data and how to repeat it."""
 
 import shlex
-from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from probmcl.inference import Model
 from probmcl.methods.contrast import STATISTICS
-from probmcl.readers.options import DataSource
 from probmcl.report.run_data import RunData
-from probmcl.run.checkpoints import StoredCandidate
 from probmcl.run.results import CandidateId
-from probmcl.runtime.files import convert_file
-from probmcl.runtime.tensor_files import read_metadata
-from probmcl.store import run_folder
+from probmcl.store import files
+from probmcl.store.decoding import read_tensor_metadata
 
 MAX_STEPS = 60
 """Points of a learning curve."""
@@ -40,22 +38,22 @@ def _rounded(value: Any) -> float | None:
 
 def candidates(run: RunData) -> list[dict[str, Any]]:
     """Return the scores and the training time of every candidate, the best on validation first."""
-    tested = run.metadata.get("test_mAP", {})
+    tested = run.metadata.test_mAP or {}
     rows = []
-    for entry in run.metadata["candidates"]:
-        identity = CandidateId(entry["method"], entry["head"], entry["trial"])
-        path = run.folder.checkpoints / f"{identity.key}.safetensors"
-        stored = convert_file(read_metadata(path), StoredCandidate, path) if path.is_file() else None
+    for entry in run.metadata.candidates:
+        identity = CandidateId(entry.method, entry.head, entry.trial)
+        row = files.CANDIDATE.named(identity.key)
+        stored = read_tensor_metadata(run.folder.path, row) if run.folder.has(row) else None
         rows.append(
             {
-                "name": entry["name"],
-                "kept": entry["name"] == run.metadata["kept"],
-                "validation_mAP": entry["validation_mAP"],
-                "gain": entry.get("gain"),
-                "gain_interval": entry.get("gain_interval"),
-                "test_mAP": tested.get(entry["name"]),
+                "name": entry.name,
+                "kept": entry.name == run.metadata.kept,
+                "validation_mAP": entry.validation_mAP,
+                "gain": entry.gain,
+                "gain_interval": entry.gain_interval,
+                "test_mAP": tested.get(entry.name),
                 "seconds": None if stored is None else round(stored.seconds, 1),
-                "note": entry.get("note", ""),
+                "note": entry.note,
             }
         )
     return sorted(rows, key=lambda row: -(row["validation_mAP"] or 0.0))
@@ -63,35 +61,35 @@ def candidates(run: RunData) -> list[dict[str, Any]]:
 
 def cost(run: RunData, model: Model) -> dict[str, Any]:
     """Return the size of the model and the duration of the run."""
-    path = run.folder.path / run_folder.MODEL
+    path = run.folder.path / files.MODEL
     return {
-        "encoder": run.config["encoder"]["name"],
+        "encoder": run.settings.encoder.name,
         "image_size": model.preprocessing.size,
         "parameters": sum(parameter.numel() for parameter in model.classifier.parameters()),
         "model_bytes": path.stat().st_size,
-        "seconds": run.metadata["seconds"],
+        "seconds": run.metadata.seconds,
     }
 
 
 def data_summary(run: RunData) -> dict[str, Any]:
     """Return counts of images and labels, duplicates, leaks, skipped images, and classes without positives."""
-    counts, positives = run.label_file["counts"], run.test.positive.sum(0)
-    source = run.metadata.get("data") or {}
-    warnings = [warning for warning in run.metadata["warnings"] if warning["kind"] in ("leak", "seen_before")]
+    counts, positives = run.labels.counts, run.test.positive.sum(0)
+    source = run.metadata.data
+    warnings = [warning for warning in run.metadata.warnings if warning.kind in ("leak", "seen_before")]
     return {
         "images": {split: run.images[split] for split in ("train", "val", "test")},
         "classes": len(run.names),
         "labels_per_image": float(run.test.positive.sum() / max(len(run.test.positive), 1)),
-        "labels": (run.label_file.get("policy") or {}).get("labels"),
+        "labels": run.labels.policy.labels,
         "unknown": {
             "val": int((~run.val.known).sum()),
             "test": int((~run.test.known).sum()),
             "train": None if run.training is None else int((~run.training.known).sum()),
         },
         "groups_in_test": None if run.test.group is None else len(set(run.test.group)),
-        "duplicates": run.metadata.get("duplicates"),
-        "skipped": len(source.get("skipped", ())),
-        "warnings": [warning["message"] for warning in warnings],
+        "duplicates": run.metadata.duplicates,
+        "skipped": 0 if source is None else len(source.skipped),
+        "warnings": [warning.message for warning in warnings],
         "without_train_positives": [name for name, count in zip(run.names, counts, strict=True) if not count],
         "without_test_positives": [name for name, count in zip(run.names, positives, strict=True) if not count],
     }
@@ -99,17 +97,17 @@ def data_summary(run: RunData) -> dict[str, Any]:
 
 def reproduction(run: RunData) -> dict[str, Any]:
     """Return the command, seed, versions, hash of the data, and settings."""
-    metadata: Mapping[str, Any] = run.metadata
-    source = None if metadata.get("data") is None else DataSource.parse(metadata["data"])
+    metadata = run.metadata
+    settings: dict[str, Any] = msgspec.to_builtins(run.settings)
     return {
-        "command": shlex.join(metadata["command"]),
-        "seed": metadata["seed"],
-        "versions": metadata["versions"],
-        "commit": metadata["commit"],
-        "started": metadata["started"],
-        "data_hash": metadata["records"],
-        "data": None if source is None else source.data.name,
+        "command": shlex.join(metadata.command),
+        "seed": metadata.seed,
+        "versions": metadata.versions,
+        "commit": metadata.commit,
+        "started": metadata.started,
+        "data_hash": metadata.records,
+        "data": None if metadata.data is None else metadata.data.data.name,
         "thresholds": None if run.calibration is None else run.calibration.thresholds,
-        "settings": {key: value for key, value in run.config.items() if key not in ("schema", "cache")},
-        "warnings": [warning["message"] for warning in metadata["warnings"]],
+        "settings": {key: value for key, value in settings.items() if key != "cache"},
+        "warnings": [warning.message for warning in metadata.warnings],
     }

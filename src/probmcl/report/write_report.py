@@ -14,7 +14,7 @@ from probmcl.report.run_report import run_report
 from probmcl.report.verdict import Decision
 from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
-from probmcl.store import run_folder
+from probmcl.store import files
 from probmcl.store.run_folder import RunFolder, is_run
 from probmcl.version import __version__
 
@@ -38,14 +38,14 @@ def write_report(
         console: prints progress.
         notes: prints the folders that images are read from, before they are read (default: not printed).
     """
-    page = Path(runs[0]) / run_folder.REPORT if out is None else Path(out)
+    page = Path(runs[0]) / files.REPORT if out is None else Path(out)
     data = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm"):
         raise OptionError("out", str(page), "must be a file name that ends in .html")
-    if data.exists() and not page.exists() and data.name != run_folder.REPORT_DATA:
+    if data.exists() and not page.exists() and data.name != files.REPORT_DATA.name:
         raise OptionError("out", str(page), f"would replace {data}, which is not part of a report; use another name")
     for folder in runs:
-        if (Path(folder) / run_folder.COMPARISON).is_file():
+        if (Path(folder) / files.COMPARISON).is_file():
             raise RunError(f"{folder} is a comparison, whose report is written with it; pass one of its runs")
     report = run_report(runs, images=images, device=device, console=console, notes=notes)
     _write_files(page.parent, {page.name: _encoded(render_page(report)), data.name: _encoded(report_json(report))})
@@ -55,11 +55,12 @@ def write_report(
 
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write files to a folder. If it holds a run, the manifest lists those that belong to the run."""
-    listed = {name: content for name, content in contents.items() if name in run_folder.OWN and is_run(folder)}
+    rows = {row.name: row for row in (files.REPORT, files.REPORT_DATA)} if is_run(folder) else {}
+    listed = {rows[name]: content for name, content in contents.items() if name in rows}
     if listed:
         with locked(folder):
             RunFolder(folder).update(listed)
-    for name in contents.keys() - listed.keys():
+    for name in contents.keys() - rows.keys():
         atomic_write(folder / name, contents[name])
 
 
@@ -74,11 +75,11 @@ def _encoded(text: str) -> bytes:
 
 def write_comparison_report(comparison: Comparison, folder: Path) -> Path:
     """Write the report of a comparison to its folder, and return the path of the page."""
-    verdict, page = comparison_verdict(comparison), folder / run_folder.REPORT
+    verdict, page = comparison_verdict(comparison), folder / files.REPORT
     tables = list(comparison_tables.comparison_tables(comparison).values())
     html = render_comparison(comparison, verdict, comparison_plot.to_svg(comparison), tables)
     content = {"probmcl": __version__, **comparison_content(comparison, verdict)}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    for name, part in ((run_folder.REPORT, html), (run_folder.REPORT_DATA, text)):
-        atomic_write(folder / name, _encoded(part))
+    for file, part in ((files.REPORT, html), (files.REPORT_DATA, text)):
+        atomic_write(folder / file, _encoded(part))
     return page

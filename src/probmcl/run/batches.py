@@ -9,11 +9,10 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -31,6 +30,8 @@ from probmcl.errors import RunError, counted
 from probmcl.run.array_file import ArrayFile, Block
 from probmcl.runtime.distributed import barrier, gather_unequal, is_main_process, rank, shard, world_size
 from probmcl.runtime.machine import CPU_PIXELS
+from probmcl.store.files import PROGRESS
+from probmcl.store.rows import JsonFile
 from probmcl.store.run_folder import RunFolder
 from probmcl.training.features import FeatureBatches, StoredViews
 
@@ -107,6 +108,9 @@ class _Finished:
 
     def missing(self) -> list[int]:
         return [number for number, checksum in enumerate(self.checksums) if checksum is None]
+
+
+PROGRESS_FILE = PROGRESS.holding(dict[Part, _Finished])
 
 
 @dataclass(eq=False)
@@ -192,14 +196,19 @@ class ActivationCache:
         barrier()
         return file
 
-    def _manifest(self, split: Split) -> Path:
-        return self.folder / f"{split}.{rank()}-of-{world_size()}.json"
+    def _manifest(self, split: Split) -> JsonFile[dict[Part, _Finished]]:
+        """Return the row of the file with the progress of this process on a split."""
+        path = self.folder / f"{split}.{rank()}-of-{world_size()}.json"
+        return replace(PROGRESS_FILE, name=path.relative_to(self.run.path).as_posix())
 
     def _read_manifest(self, split: Split) -> dict[Part, _Finished]:
-        path = self._manifest(split)
+        file = self._manifest(split)
+        if not self.run.has(file):
+            return {}
         try:
-            return msgspec.convert(self.run.read_results(path), dict[Part, _Finished]) if path.exists() else {}
-        except (RunError, msgspec.ValidationError):
+            return self.run.read(file)
+        except RunError:
+            path = self.run.path / file
             warnings.warn(f"{path} is damaged; its activations are computed again", stacklevel=2)
             return {}
 
@@ -225,7 +234,7 @@ class ActivationCache:
                     now = time.perf_counter()
                     finished.seconds_per_view = (now - start) / max(bar.images, 1)
                     if now - saved > SECONDS_APART or number == missing[-1]:
-                        self.run.write(str(self._manifest(split).relative_to(self.run.path)), manifest)
+                        self.run.write(self._manifest(split), manifest)
                         saved = now
         self.complete.add((split, part))
 

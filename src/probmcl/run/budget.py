@@ -74,8 +74,7 @@ class Plan:
 
 def read_plan(folder: RunFolder) -> Plan:
     """Read the plan of a run."""
-    storage = json_format(Plan)
-    return storage.load(folder, storage.name("plan"))
+    return json_format(Plan).load(folder, "plan")
 
 
 Planner = Callable[[Costs, float], Plan]

@@ -10,14 +10,15 @@ from numpy import ndarray
 
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.fit import FOLDS, assign_folds
+from probmcl.calibration.maps import HeldOutScores
 from probmcl.data.hierarchy import parents_of
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.evaluation.stored_scores import write_scores
 from probmcl.run.probe import LabeledFeatures, fit_grid
 from probmcl.run.results import FROZEN_PROBE, Candidate
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import is_main_process
-from probmcl.store.run_folder import OUT_OF_FOLD
+from probmcl.store.files import OUT_OF_FOLD
 from probmcl.training.features import extract
 
 
@@ -30,13 +31,15 @@ def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path
     w, records = workspace, workspace.records
     rows = np.concatenate([records.rows("train"), records.rows("val")])
     fold = assign_folds(len(rows), records.group and [records.group[row] for row in rows])
+    name: HeldOutScores = "val"
     if candidate.id == FROZEN_PROBE and fold.max() > 0:
-        name, held_out = OUT_OF_FOLD, ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
+        name = "out_of_fold"
+        held_out = ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
         if is_main_process():
             paths = [records.paths[row] for row in rows]
-            write_scores(scores_file(folder, name), paths, held_out, root=folder)
+            write_scores(folder / OUT_OF_FOLD, paths, held_out, root=folder)
     else:
-        name, held_out = "val", ScoredRows.of(records, records.rows("val"), candidate.scores["val"].numpy())
+        held_out = ScoredRows.of(records, records.rows("val"), candidate.scores["val"].numpy())
     with w.console.progress("calibrating", FOLDS) as bar:
         return fit_calibration(
             held_out,

@@ -24,7 +24,7 @@ from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
 from probmcl.neighbors.training_images import TrainingImages, image_root, relative_path
 from probmcl.run.batches import labels_of, targets_of, weights_of
-from probmcl.run.checkpoints import TRAINED, TRAINING, ScoredTest, json_format
+from probmcl.run.checkpoints import ScoredTest, json_format
 from probmcl.run.probe import LabeledFeatures, fit_probe
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.run.state import RunState, seed_phase
@@ -32,7 +32,7 @@ from probmcl.run.workspace import Workspace, warm_start
 from probmcl.runtime.distributed import is_main_process
 from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.settings import TrainingJob
-from probmcl.store.run_folder import CONTRASTIVE, MODEL
+from probmcl.store.files import CONTRASTIVE, MODEL, TRAINED, TRAINING
 from probmcl.training import Callback, Checkpoint, StepEvent, fit
 from probmcl.training.features import StoredViews, extract
 from probmcl.training.fit import Batches, DivergedError, check_weights
@@ -84,7 +84,7 @@ class _JobTraining:
 
     def __init__(self, state: RunState, workspace: Workspace, job: TrainingJob) -> None:
         self.state, self.workspace, self.job = state, workspace, job
-        self.trained = state.folder.checkpoints / f"{job.key}{TRAINED}"
+        self.trained = state.folder.path / TRAINED.named(job.key)
 
     @functools.cached_property
     def method(self) -> Method:
@@ -103,7 +103,7 @@ class _JobTraining:
     def checkpoint(self, stage: StageLog | None = None) -> Checkpoint:
         """Return the checkpoint of the training, which is deleted after the outcome is stored."""
         run = self.state.folder
-        return Checkpoint(run.checkpoints / f"{self.job.key}{TRAINING}", stage, run.path)
+        return Checkpoint(run.path / TRAINING.named(self.job.key), stage, run.path)
 
     def _build(self) -> Method:
         seed_phase(self.state.settings.seed, self.job.random_stream)
@@ -158,7 +158,7 @@ class _JobTraining:
     def _save(self, method: Method) -> None:
         run = self.state.folder
         if len(candidate_ids(self.job)) == 1:  # no head of its own, so no candidate contains the complete method
-            name = MODEL if self.job.key == self.job.method else f"{self.job.key}.safetensors"
+            name = MODEL.name if self.job.key == self.job.method else f"{self.job.key}.safetensors"
             state = self.workspace.backbone.full_state(method)
             save_tensors(run.path / CONTRASTIVE / name, state, root=run.path)
         save_tensors(self.trained, method.state_dict(), root=run.path)

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 from jaxtyping import Float64, Int32
 from numpy import ndarray
 
 from probmcl.data.records import Records
 from probmcl.evaluation.bootstrap import affordable_draws, bootstrapped_map, centered, reliable_interval, resamples
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
+from probmcl.store.run_metadata import CandidateEntry, KeptModel
 from probmcl.tables import bracketed, points
 
 
@@ -27,6 +29,14 @@ class Gain:
     def is_noise(self) -> bool:
         """True if the interval includes 0."""
         return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+
+
+class CandidateEntries(NamedTuple):
+    """The candidates in run.json, the name of the kept one, and its model."""
+
+    candidates: tuple[CandidateEntry, ...]
+    kept: str
+    model: KeptModel
 
 
 @dataclass(frozen=True)
@@ -94,26 +104,27 @@ class CandidatePool(Mapping[CandidateId, Candidate]):
             return None
         return self._gains.gain(candidate, frozen)
 
-    def metadata(self) -> dict[str, Any]:
-        """Return the keys of run.json that describe the candidates; none if there is no candidate yet."""
+    def entries(self) -> CandidateEntries | None:
+        """Return what run.json says about the candidates; None if there is no candidate yet."""
         if not self._candidates:
-            return {}
+            return None
         best = self.best()
-        return {
-            "candidates": [_candidate_entry(candidate, self.gain(candidate)) for candidate in self.values()],
-            "kept": best.name,
-            "model": {"method": best.method, "settings": best.settings},
-        }
+        return CandidateEntries(
+            tuple(_candidate_entry(candidate, self.gain(candidate)) for candidate in self.values()),
+            best.name,
+            KeptModel(best.method, msgspec.to_builtins(best.settings)),
+        )
 
 
-def _candidate_entry(candidate: Candidate, gain: Gain | None) -> dict[str, Any]:
+def _candidate_entry(candidate: Candidate, gain: Gain | None) -> CandidateEntry:
     """Return the entry of a candidate in run.json."""
-    entry: dict[str, Any] = candidate.id._asdict()
-    entry["name"] = candidate.name
-    entry["validation_mAP"] = candidate.validation["mAP"]
-    if gain is not None:
-        entry["gain"] = gain.mean
-        entry["gain_interval"] = gain.interval
-    if candidate.note:
-        entry["note"] = candidate.note
-    return entry
+    return CandidateEntry(
+        method=candidate.id.method,
+        head=candidate.id.head,
+        trial=candidate.id.trial,
+        name=candidate.name,
+        validation_mAP=candidate.validation["mAP"],
+        gain=None if gain is None else gain.mean,
+        gain_interval=None if gain is None else gain.interval,
+        note=candidate.note,
+    )

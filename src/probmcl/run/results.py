@@ -11,7 +11,7 @@ from probmcl.data.records import Split
 from probmcl.errors import RunWarning
 from probmcl.evaluation.headline import headline
 from probmcl.settings import job_key, job_name
-from probmcl.store.run_folder import FROZEN
+from probmcl.store.files import FROZEN
 from probmcl.store.run_metadata import Head
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class CandidateId(NamedTuple):
     def key(self) -> str:
         """The base name of its files in the run folder."""
         head = self.head.replace(" ", "_").replace("-", "_")
-        return FROZEN if self.head == "frozen" else f"{job_key(self.method, self.trial)}.{head}"
+        return FROZEN.name if self.head == "frozen" else f"{job_key(self.method, self.trial)}.{head}"
 
     @property
     def random_stream(self) -> str:

@@ -1,8 +1,6 @@
 """The files that a run writes before training, and the predictions of its candidates."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -15,11 +13,15 @@ from probmcl.data.labels import State
 from probmcl.data.records import Records, Split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.readers.options import ReadOptions
+from probmcl.readers.options import METADATA_FILE, ReadOptions
 from probmcl.runtime.digests import content_digest
-from probmcl.settings import Settings
-from probmcl.store import run_folder
-from probmcl.store.run_folder import RunFolder
+from probmcl.settings import CONFIG_FILE, Settings
+from probmcl.store.class_labels import ClassLabels, StoredPolicy
+from probmcl.store.environment import environment
+from probmcl.store.files import FOLDS, LABELS, SPLIT
+from probmcl.store.images import FoldRow, SplitRow
+from probmcl.store.run_folder import RunFolder, refuse_used
+from probmcl.store.run_metadata import RunMetadata
 
 
 def create_run(folder: RunFolder, data: PreparedData, settings: Settings, console: Console) -> None:
@@ -27,41 +29,54 @@ def create_run(folder: RunFolder, data: PreparedData, settings: Settings, consol
     records = data.records
     signatures = read_all(records.paths, console) if data.signatures is None else data.signatures
     options = data.source.options if data.source else ReadOptions()
-    run_folder.refuse_used(folder.path)
-    folder.write(run_folder.CONFIG, asdict(settings))
-    folder.write(run_folder.LABELS, labels_metadata(records, options))
-    write_split(folder.path, records, data.fold_of)
+    refuse_used(folder.path)
+    folder.write(CONFIG_FILE, settings)
+    folder.write(LABELS, class_labels(records, options))
+    write_split(folder, records, data.fold_of)
     write_signatures(folder.path, records.paths, signatures)
     folder.seal_inputs()
-    metadata = run_folder.environment(settings.seed)
-    metadata |= {"data": data.source and data.source.to_json(), "records": records_digest(records)}
-    metadata |= {"duplicates": data.duplicates}
-    metadata |= {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in data.warnings]}
-    folder.write(run_folder.METADATA, metadata | {"candidates": [], "kept": None, "model": None})
+    started = environment()
+    metadata = RunMetadata(
+        command=started.command,
+        seed=settings.seed,
+        versions=started.versions,
+        commit=started.commit,
+        started=started.started,
+        data=data.source,
+        records=records_digest(records),
+        duplicates=None if data.duplicates is None else dict(data.duplicates),
+        status="running",
+        seconds=0.0,
+        warnings=tuple(data.warnings),
+        candidates=(),
+        kept=None,
+        model=None,
+    )
+    folder.write(METADATA_FILE, metadata)
 
 
-def write_split(folder: Path, records: Records, fold_of: Int[ndarray, "N"] | None = None) -> None:
+def write_split(folder: RunFolder, records: Records, fold_of: Int[ndarray, "N"] | None = None) -> None:
     """Write the split of every image, and its fold if there are folds."""
-    run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), zip(records.paths, records.split, strict=True))
+    paths = records.paths.texts
+    folder.write_rows(SPLIT, map(SplitRow, paths, records.split))
     if fold_of is not None:
-        folds = zip(records.paths, fold_of.tolist(), strict=True)
-        run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), folds)
+        folder.write_rows(FOLDS, map(FoldRow, paths, fold_of.tolist()))
 
 
-def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
+def class_labels(records: Records, options: ReadOptions) -> ClassLabels:
     """Return the content of labels.json: class names, training positives, parents, and the label policy."""
     space, states = records.label_space, records.states
     chances = zip(space.names, states.chance.tolist(), strict=True)
     counts = states.counts().sum(axis=1)
-    policy = {
-        "unknown": "labels that are not known are ignored everywhere",
-        "blank": list(options.blank) or None,
-        "minus_one": list(options.minus_one) or None,
-        "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # NaN: unknown
-        "labels": {state.name.lower(): int(count) for state, count in zip(State, counts, strict=True)},
-    }
+    policy = StoredPolicy(
+        unknown="labels that are not known are ignored everywhere",
+        blank=options.blank or None,
+        minus_one=options.minus_one or None,
+        chance_of_uncertain={name: chance for name, chance in chances if chance == chance},  # NaN: unknown
+        labels={state.name.lower(): int(count) for state, count in zip(State, counts, strict=True)},
+    )
     hierarchy = None if space.hierarchy is None else dict(space.hierarchy)
-    return {"names": space.names, "counts": space.counts.tolist(), "hierarchy": hierarchy, "policy": policy}
+    return ClassLabels(names=space.names, counts=tuple(space.counts.tolist()), hierarchy=hierarchy, policy=policy)
 
 
 def records_digest(records: Records) -> str:

@@ -21,8 +21,9 @@ from probmcl.run.run_files import write_predictions
 from probmcl.runtime.distributed import is_main_process
 from probmcl.runtime.tensor_files import save_tensors
 from probmcl.settings import Settings
-from probmcl.store import run_folder
+from probmcl.store.files import MODEL
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import Status
 
 T = TypeVar("T")
 
@@ -52,12 +53,12 @@ class RunState:
         name = storage.name(key)
         if name in self._finished:
             try:
-                return storage.load(self.folder, name)
+                return storage.load(self.folder, key)
             except RunError as error:
                 self._compute_again(name, error)
         result = storage.synchronize(compute())
         if is_main_process():
-            storage.save(self.folder, name, result)
+            storage.save(self.folder, key, result)
         return result
 
     def _compute_again(self, name: str, error: RunError) -> None:
@@ -81,7 +82,7 @@ class RunState:
             if name not in self._finished:
                 continue
             try:
-                candidate = storage.load(self.folder, name)
+                candidate = storage.load(self.folder, identity.key)
             except RunError as error:
                 self._compute_again(name, error)
             else:
@@ -94,13 +95,13 @@ class RunState:
         """Save the best candidate so far as the model of the run."""
         best = self.candidates.best()
         if is_main_process():
-            save_tensors(self.folder.path / run_folder.MODEL, best.state, root=self.folder.path)
+            save_tensors(self.folder.path / MODEL, best.state, root=self.folder.path)
             write_predictions(self.folder, self.folder.path, self.records, "val", best.scores["val"])
         self.record("running")
 
-    def record(self, status: str) -> None:
+    def record(self, status: Status) -> None:
         """Write run.json and the table of metrics."""
-        self.run_record.write(status, self.candidates.metadata())
+        self.run_record.write(status, self.candidates.entries())
 
     def warn(self, warning: RunWarning) -> None:
         """Store a warning with the run and print it, once."""

@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from msgspec import structs
 
 from probmcl.audit.prepare import PreparedData, refuse_empty_splits
-from probmcl.audit.signatures import accepted_changes, signatures_content
+from probmcl.audit.signatures import accepted_changes, signature_rows
 from probmcl.calibration import Calibration
 from probmcl.calibration.evaluation import evaluate_test
+from probmcl.calibration.maps import CALIBRATION_FILE
 from probmcl.console import Console
+from probmcl.data.images import PREPROCESSING_FILE
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
@@ -33,9 +36,11 @@ from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
 from probmcl.runtime.machine import find_device
-from probmcl.settings import Settings, load_settings
-from probmcl.store import run_folder
-from probmcl.store.run_folder import RunFolder
+from probmcl.settings import Settings, read_settings
+from probmcl.store import files
+from probmcl.store.decoding import encoded_rows
+from probmcl.store.rows import File
+from probmcl.store.run_folder import RunFolder, delete_cache
 from probmcl.tables import percent, rough_duration
 
 CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
@@ -90,7 +95,7 @@ def train_run(
     console = console or Console()
     settings = replace(settings, device=find_device(settings.device))
     run = RunFolder(folder)
-    if run.has(run_folder.METADATA):
+    if run.has(files.METADATA):
         with _locked(run):
             return _resume(RunFolder.existing(folder), data, settings, console, control)
     refuse_empty_splits(data.records)
@@ -107,7 +112,7 @@ def _resume(run: RunFolder, data: PreparedData, settings: Settings, console: Con
     """Complete an interrupted run, or return a finished one."""
     records = data.records
     _refuse_other_run(run, records, settings)
-    if run.read(run_folder.METADATA)["status"] == "finished":
+    if run.read(files.METADATA).status == "finished":
         tidy_up(run)
         on_main_process(run.complete_manifest)
         console.print(f"{run.path} is already finished")
@@ -162,10 +167,10 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
 
 
 def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> None:
-    if records_digest(records) != run.read(run_folder.METADATA)["records"]:
+    if records_digest(records) != run.read(files.METADATA).records:
         problem = "the images, labels or splits have changed since the run started; restore them or start a new run"
         raise RunError(f"{run.path}: {problem}")
-    before = load_settings(run.read(run_folder.CONFIG))
+    before = read_settings(run)
     if replace(before, device=settings.device, workers=settings.workers, cache=settings.cache) != settings:
         raise RunError(f"{run.path} is a run with different settings; choose another folder")
 
@@ -181,13 +186,14 @@ def _check_images(run: RunFolder, records: Records, console: Console, accept: bo
     if changes.changed:
         for path in run.checkpoints.iterdir():
             if path.is_dir():
-                run_folder.delete_cache(path)
-        metadata, warning = run.read(run_folder.METADATA), changes.warning()
-        if vars(warning) not in metadata["warnings"]:
-            metadata["warnings"].append(vars(warning))
-            run.write(run_folder.METADATA, metadata)
+                delete_cache(path)
+        metadata, warning = run.read(files.METADATA), changes.warning()
+        if warning not in metadata.warnings:
+            warned = structs.replace(metadata, warnings=(*metadata.warnings, warning))
+            run.write(files.METADATA, warned)
         console.print(f"warning: {warning.message}")
-    run.update({run_folder.IMAGES: signatures_content(records.paths, changes.signatures)})
+    rows = signature_rows(records.paths, changes.signatures)
+    run.update({files.IMAGES: encoded_rows(files.IMAGES, rows)})
 
 
 def on_main_process(work: Callable[[], None]) -> None:
@@ -227,27 +233,26 @@ def _recorded_status(run: RunFolder, records: Records, settings: Settings, conso
             yield state
     except BaseException as error:
         with suppress(OSError):  # the disk may be full, and a second error must not hide the first
-            if run.read(run_folder.METADATA)["status"] != "finished":
+            if run.read(files.METADATA).status != "finished":
                 state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
         raise
 
 
 def read_run(folder: RunFolder) -> Run:
     """Read a finished run from its folder, with the metrics of the tested candidates."""
-    metadata = folder.read(run_folder.METADATA)
+    metadata = folder.read(files.METADATA)
     candidates, kept = {}, None
-    for entry in metadata["candidates"]:
-        identity = CandidateId(entry["method"], entry["head"], entry["trial"])
+    for entry in metadata.candidates:
+        identity = CandidateId(entry.method, entry.head, entry.trial)
         candidate = load_candidate(folder, identity)
-        evaluation = folder.results(identity.key) / run_folder.EVALUATION
-        if evaluation.exists():
-            candidate = replace(candidate, test=folder.read_results(evaluation))
-        if entry["name"] == metadata["kept"]:
-            kept = replace(candidate, test=folder.read(run_folder.EVALUATION))
+        evaluation = files.EVALUATION.inside(files.candidate_folder(identity.key))
+        if folder.has(evaluation):
+            candidate = replace(candidate, test=folder.read(evaluation))
+        if entry.name == metadata.kept:
+            kept = replace(candidate, test=folder.read(files.EVALUATION))
         candidates[identity] = candidate if candidate.test or kept is None or kept.id != identity else kept
     assert kept is not None
-    warnings_of_run = [RunWarning(**warning) for warning in metadata["warnings"]]
-    return Run(folder.path, candidates, kept, warnings_of_run, metadata["seconds"])
+    return Run(folder.path, candidates, kept, list(metadata.warnings), metadata.seconds)
 
 
 # Phases other than training.
@@ -257,11 +262,11 @@ def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
     """Write the preprocessing of images, and a picture of augmented images."""
     if not is_main_process():
         return
-    state.folder.write(run_folder.PREPROCESSING, workspace.images.preprocessing)
+    state.folder.write(PREPROCESSING_FILE, workspace.images.preprocessing)
     sheet = views_sheet(workspace.images)
     picture = io.BytesIO()
     sheet.save(picture, format="PNG")
-    atomic_write(state.folder.path / run_folder.VIEWS, picture.getvalue())
+    atomic_write(state.folder.path / files.VIEWS, picture.getvalue())
 
 
 def _measure_costs(state: RunState, workspace: Workspace, frozen: Candidate) -> Costs:
@@ -296,18 +301,22 @@ def _test_candidate(state: RunState, workspace: Workspace, identity: CandidateId
 def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
     """Write the predictions and metrics of the kept candidate and of all tested ones."""
     candidates = state.candidates.values()
-    state.run_record.metadata["test_mAP"] = {c.name: c.test["mAP"] for c in candidates if c.test}
+    state.run_record.add_test_scores({c.name: c.test["mAP"] for c in candidates if c.test})
     if not is_main_process():
         return
-    folders = [(state.candidates.best(), state.folder.path)]
-    folders += [(state.candidates[identity], state.folder.results(identity.key)) for identity in tested]
-    for candidate, folder in folders:
-        for split, scores in candidate.scores.items():
-            write_predictions(state.folder, folder, state.records, split, scores)
-        results = folder.relative_to(state.folder.path)
-        state.folder.write(str(results / run_folder.EVALUATION), candidate.test)
-        if candidate.retrieval is not None:
-            state.folder.write(str(results / run_folder.RETRIEVAL), candidate.retrieval)
+    _write_result(state, state.candidates.best(), ".")
+    for identity in tested:
+        _write_result(state, state.candidates[identity], files.candidate_folder(identity.key))
+
+
+def _write_result(state: RunState, candidate: Candidate, results: File | str) -> None:
+    """Write the predictions and metrics of a tested candidate to a folder of the run."""
+    folder = state.folder
+    for split, scores in candidate.scores.items():
+        write_predictions(folder, folder.path / results, state.records, split, scores)
+    folder.write(files.EVALUATION.inside(results), dict(candidate.test or {}))
+    if candidate.retrieval is not None:
+        folder.write(files.RETRIEVAL.inside(results), dict(candidate.retrieval))
 
 
 def _evaluate_kept(state: RunState, kept: Candidate, calibration: Calibration) -> Candidate:
@@ -323,8 +332,8 @@ def _evaluate_kept(state: RunState, kept: Candidate, calibration: Calibration) -
         console=state.console,
     )
     if is_main_process():
-        state.folder.write(run_folder.CALIBRATION, calibration)
-        state.folder.write(run_folder.EVALUATION, test)
+        state.folder.write(CALIBRATION_FILE, calibration)
+        state.folder.write(files.EVALUATION, test)
     state.run_record.replace_warning(RunWarning("calibration", calibration.warning))
     state.run_record.replace_warning(RunWarning("chance", chance_warning(test)))
     return replace(kept, test=test)
@@ -343,7 +352,7 @@ def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -
     """Print the scores of the kept candidate, the notes of all candidates, and the calibration."""
     console = state.console
     gain = state.candidates.gain(kept)
-    frozen = state.run_record.metadata["test_mAP"][FROZEN_PROBE.name]
+    frozen = (state.run_record.metadata.test_mAP or {})[FROZEN_PROBE.name]
     noise = f" (its gain of {gain} on validation may be noise)" if gain and gain.is_noise else ""
     compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
     scores = headline({**(kept.test or {}), "macro_auroc_interval": None})  # one interval fits on a terminal

@@ -19,7 +19,6 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace, Records, Split
 from probmcl.encoders import Encoder, PrecomputedFeatures, describe_encoder, split_encoder
 from probmcl.errors import counted, one_line
-from probmcl.inference.loading import read_labels
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
 from probmcl.run.batches import ActivationCache, ImageBatchSource
@@ -27,7 +26,8 @@ from probmcl.run.results import Candidate
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 from probmcl.runtime.tensor_files import load_tensors
 from probmcl.settings import Settings, Tune
-from probmcl.store.run_folder import METADATA, MODEL, VIEWS, RunFolder
+from probmcl.store.files import LABELS, METADATA, MODEL, VIEWS
+from probmcl.store.run_folder import RunFolder
 
 MIN_TRAINING_IMAGES = 10_000
 """With fewer training images, training from random weights prints a note."""
@@ -232,7 +232,8 @@ def _common_classes(weights: str | None, names: tuple[str, ...], console: Consol
     """Map the index of each common class to its index in the run that the weights come from."""
     if weights in (None, "pretrained") or not RunFolder(Path(weights)).has(METADATA):
         return {}
-    earlier = {name: row for row, name in enumerate(read_labels(RunFolder(Path(weights))).names)}
+    labels = RunFolder(Path(weights)).read(LABELS)
+    earlier = {name: row for row, name in enumerate(labels.names)}
     common = {row: earlier[name] for row, name in enumerate(names) if name in earlier}
     new = ", ".join(one_line(name) for name in names if name not in earlier) or "none"
     unused = ", ".join(one_line(name) for name in earlier if name not in names) or "none"

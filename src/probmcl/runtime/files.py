@@ -11,7 +11,9 @@ import dataclasses
 import errno
 import io
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,10 +22,12 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from probmcl.errors import RunError, plain, suggestion
+from probmcl.errors import RunError, suggestion
 from probmcl.runtime.safe_open import is_link, link_problem, open_folder
 
 T = TypeVar("T")
+
+DAMAGED = "the file is damaged or was edited"
 
 MAX_DEPTH = 64
 """Largest nesting depth of JSON that is read."""
@@ -173,38 +177,91 @@ def read_json(path: Path, *, root: Path | None = None) -> Any:
 
 
 def convert_file(content: Any, kind: type[T], path: Path) -> T:
-    """Convert the content of a JSON file to a dataclass; see `convert`. Errors are `RunError` with the file."""
+    """Convert the content of a JSON file to a class; see `convert`. Errors are `RunError` with the file."""
     try:
         return convert(content, kind)
     except ValueError as error:
-        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
+        raise RunError(f"{path}: {error}; {DAMAGED}") from error
 
 
-def convert(content: Any, kind: type[T]) -> T:
-    """Convert JSON content to a dataclass.
+def convert(content: Any, kind: type[T], *, strict: bool = True) -> T:
+    """Convert JSON content to a dataclass, a struct or another class that msgspec knows.
 
-    A wrong type, an invalid value, a missing key and an unknown key raise `ValueError` with the key.
+    Without `strict`, text is converted to numbers, for content from a table. A wrong type, an invalid value, a missing
+    key and an unknown key raise `ValueError` with their place in the content.
+
+    >>> convert({"candidates": [{"trial": "x"}]}, dict[str, list[dict[str, int]]])
+    Traceback (most recent call last):
+    ValueError: [...][0][...]: expected int, got str
     """
     try:
-        value = msgspec.convert(content, kind, dec_hook=lambda cls, text: cls(text))
+        value = msgspec.convert(content, kind, strict=strict, dec_hook=_from_json)
     except (ValueError, TypeError, ArithmeticError) as error:
-        raise ValueError(plain(error)) from error
-    _refuse_unknown_keys(content, value)
+        raise ValueError(_problem(error)) from error
+    _refuse_unknown_keys(content, value, "")
     return value
 
 
-def _refuse_unknown_keys(content: Any, value: Any) -> None:
-    """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to `value`."""
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(content, dict) and isinstance(value, Mapping):
+def _from_json(kind: type[Any], value: Any) -> Any:
+    """Convert a value to a class that JSON does not have, such as a path; content of any class is kept as it is."""
+    return value if kind is object else kind(value)
+
+
+PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<place>[^`]*)`$")
+"""The end of a message of msgspec: the place of the problem in the content."""
+
+PHRASES = (
+    (re.compile("^Expected (.*)$"), r"expected \1"),
+    (re.compile("^Object missing required field (.*)$"), r"missing key '\1'"),
+    (re.compile("^Object contains unknown field (.*)$"), r"unknown key '\1'"),
+    (re.compile("^Invalid enum value (.*)$"), r"invalid value \1"),
+)
+"""Messages of msgspec, without backticks, and how they are written here."""
+
+
+def _problem(error: Exception) -> str:
+    """Return the place and the problem of an error that msgspec has raised."""
+    text = str(error)
+    found = PLACE.search(text)
+    problem = text if found is None else text[: found.start()]
+    for pattern, replacement in PHRASES:
+        if pattern.match(problem):
+            problem = pattern.sub(replacement, problem.replace("`", ""))
+    problem = problem.replace("`", "'")  # backticks mark options and calls in our messages
+    if found is None:
+        return problem
+    place = f"a key of {found['place']}" if found["key"] else found["place"]
+    return f"{place}: {problem}"
+
+
+def _refuse_unknown_keys(content: Any, value: Any, place: str) -> None:
+    """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to a dataclass.
+
+    Structs refuse unknown keys themselves; msgspec has no such option for dataclasses.
+    """
+    if isinstance(content, dict):
+        fields = _fields(value)
         for key, inner in content.items():
-            if key not in value:
-                raise ValueError(f"unknown key {key!r}; {suggestion(str(key), value)}")
-            _refuse_unknown_keys(inner, value[key])
+            if key in fields:
+                _refuse_unknown_keys(inner, fields[key], f"{place}.{key}" if place else str(key))
+            elif dataclasses.is_dataclass(value):
+                where = f"{place}: " if place else ""
+                raise ValueError(f"{where}unknown key {key!r}; {suggestion(str(key), fields)}")
     elif isinstance(content, list) and isinstance(value, list | tuple):
-        for inner, converted in zip(content, value, strict=True):
-            _refuse_unknown_keys(inner, converted)
+        for number, (inner, converted) in enumerate(zip(content, value, strict=True)):
+            _refuse_unknown_keys(inner, converted, f"{place}[{number}]")
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    """Return the fields of a dataclass or a struct by key, or a mapping itself; nothing for other values."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, msgspec.Struct):
+        keys = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {key: getattr(value, name) for key, name in keys}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {}
 
 
 def read_text(path: Path, *, root: Path | None = None) -> str:
@@ -227,7 +284,7 @@ def read_table(path: Path, *, root: Path | None = None) -> Iterator[list[str]]:
                 lines.length = 0
                 yield row
         except csv.Error as error:
-            raise RunError(f"{path}, line {rows.line_num}: {error}; the file is damaged or was edited") from error
+            raise RunError(f"{path}, line {rows.line_num}: {error}; {DAMAGED}") from error
 
 
 class _Lines(Iterator[str]):
@@ -252,19 +309,32 @@ def parse_json(text: bytes, path: Path) -> Any:
         content = json.loads(text)
     except json.JSONDecodeError as error:
         position = f"line {error.lineno}, column {error.colno}: {error.msg}"
-        raise RunError(f"{path}, {position}; the file is damaged or was edited") from error
+        raise RunError(f"{path}, {position}; {DAMAGED}") from error
     except UnicodeDecodeError as error:
         raise RunError(f"{path}: is not UTF-8 text; the file is damaged") from error
     except RecursionError as error:
         raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep") from error
     except ValueError as error:  # an integer with thousands of digits
-        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
+        raise RunError(f"{path}: {error}; {DAMAGED}") from error
+    _refuse_deep_or_infinite(content, path)
+    return content
+
+
+def _refuse_deep_or_infinite(content: Any, path: Path) -> None:
+    """Raise `RunError` if values are nested too deeply, or if a number is NaN or infinite, which JSON does not have."""
     level = [content]
     for _ in range(MAX_DEPTH):
-        inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
-        level = [item for values in inner if isinstance(values, list) for item in values]
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, float) and not math.isfinite(value):
+                raise RunError(f"{path}: has NaN or infinite numbers; {DAMAGED}")
+        level = inner
         if not level:
-            return content
+            return
     raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep")
 
 

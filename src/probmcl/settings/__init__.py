@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from probmcl.settings.schema import (
         AUTO,
+        CONFIG_FILE,
         CPU_ENCODER,
         DEFAULT_VIEWS,
         GPU_ENCODER,
@@ -23,20 +24,29 @@ if TYPE_CHECKING:
         find_recipe,
         job_key,
         job_name,
-        load_settings,
         make_settings,
         method_settings,
         option_keys,
         parse_duration,
         read_recipe,
+        read_settings,
         recipes,
         refuse_unnamed,
         short_name,
     )
 
-__all__ = ["AUTO", "CPU_ENCODER", "DEFAULT_VIEWS", "GPU_ENCODER", "EncoderSettings", "MethodSpec", "ProbeSettings"]
+__all__ = [
+    "AUTO",
+    "CONFIG_FILE",
+    "CPU_ENCODER",
+    "DEFAULT_VIEWS",
+    "GPU_ENCODER",
+    "EncoderSettings",
+    "MethodSpec",
+    "ProbeSettings",
+]
 __all__ += ["Settings", "TrainingJob", "Tune", "ValueOrigin", "default_training", "find_recipe", "job_key", "job_name"]
-__all__ += ["load_settings", "make_settings", "method_settings", "option_keys", "parse_duration", "read_recipe"]
+__all__ += ["make_settings", "method_settings", "option_keys", "parse_duration", "read_recipe", "read_settings"]
 __all__ += ["recipes", "refuse_unnamed", "short_name"]
 
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-import msgspec
-
 from probmcl.augment import AUGMENTATIONS
 from probmcl.calibration.maps import Kind
 from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
-from probmcl.errors import OptionError, SettingsError, check_range, plain, suggestion
+from probmcl.errors import OptionError, RunError, SettingsError, check_range, suggestion
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.runtime.file_names import file_name
+from probmcl.runtime.files import DAMAGED, convert
 from probmcl.runtime.machine import find_device
-from probmcl.store.run_folder import CONFIG, MAX_IMAGE_SIZE
+from probmcl.store.files import CONFIG
+from probmcl.store.run_folder import MAX_IMAGE_SIZE, RunFolder
 from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")
@@ -381,17 +381,25 @@ def _origins(settings: Settings, given: Mapping[str, ValueOrigin]) -> dict[str, 
     return origins
 
 
-def load_settings(config: Mapping[str, Any]) -> Settings:
-    """Return the settings stored in the config.json of a run.
+CONFIG_FILE = CONFIG.holding(Settings)
+"""The row of config.json. The settings of the methods in it are plain values; see `read_settings`."""
+
+
+def read_settings(folder: RunFolder) -> Settings:
+    """Read the settings of a run.
 
     A method from outside this package must already be imported, since a run folder must not cause code to run.
     """
-    stored = _convert({key: value for key, value in config.items() if key != "schema"}, Settings, where=CONFIG)
-    for job in stored.jobs:
+    stored = folder.read(CONFIG_FILE)
+    jobs = []
+    for number, job in enumerate(stored.jobs):
         refuse_unnamed(job.method, '`loss="{method}"`')
-        if not isinstance(job.settings, dict):
-            raise SettingsError(f"{CONFIG}, jobs, {job.name}: settings={job.settings!r} must be an object")
-    jobs = [replace(job, settings=method_settings(job.method, changes=job.settings)) for job in stored.jobs]
+        try:
+            settings = method_settings(job.method, changes=convert(job.settings, dict[str, Any]))
+        except ValueError as error:
+            place = f"{folder.path / CONFIG}: jobs[{number}].settings"
+            raise RunError(f"{place}: {error}; {DAMAGED}") from error
+        jobs.append(replace(job, settings=settings))
     return replace(stored, jobs=tuple(jobs))
 
 
@@ -424,27 +432,15 @@ def _jobs(
 
 
 def _convert(values: dict[str, Any], cls: type[T], where: str) -> T:
-    _check_keys(values, cls, where)
     try:
-        settings = msgspec.convert(values, cls)
-    except msgspec.ValidationError as error:
-        message = plain(error)
+        settings = convert(values, cls)
+    except ValueError as error:
+        message = str(error)
         raise SettingsError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from error
     for name, value in vars(settings).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SettingsError(f"{where}: {name}={value} must be a finite number")
     return settings
-
-
-def _check_keys(values: dict[str, Any], cls: type[Any], where: str) -> None:
-    hints = typing.get_type_hints(cls)
-    for key, value in values.items():
-        if key not in hints:
-            raise SettingsError(f"{where}: unknown key {key!r}; {suggestion(key, hints)}")
-        for kind in (hints[key], *get_args(hints[key])):
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, dict) and isinstance(kind, type) and dataclasses.is_dataclass(kind):
-                    _check_keys(item, kind, f"{where}, {key}")
 
 
 # The folders of recipes in an installed package and in a source tree.

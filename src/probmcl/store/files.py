@@ -5,10 +5,14 @@ are bound to their rows there (`File.holding`); readers and writers use the boun
 """
 
 import re
+from dataclasses import replace
+from typing import Any
 
 from probmcl.runtime.lock import LOCK as LOCK_NAME
+from probmcl.store.checkpoints import StoredCandidate, StoredTest
+from probmcl.store.class_labels import ClassLabels
 from probmcl.store.images import FoldRow, ImageRow, SplitRow
-from probmcl.store.rows import File, Folder, JsonFile, TableFile
+from probmcl.store.rows import File, Folder, JsonFile, TableFile, TensorFile
 from probmcl.store.run_metadata import RunMetadata
 
 # Written when a run starts.
@@ -19,7 +23,7 @@ METADATA = JsonFile(
     "command, seed, versions, commit, reading options, status, seconds, warnings, number of duplicates, candidates "
     "with their validation mAP and their gain over the frozen probe, the kept candidate, test mAP",
     "at the start and after every change",
-    kind=RunMetadata,
+    kind=RunMetadata[object],
 )
 CONFIG = File(
     "config.json",
@@ -28,7 +32,9 @@ CONFIG = File(
     "earlier run) or `user`",
     "before training",
 )
-LABELS = File("labels.json", "input", "class names, counts, hierarchy, label policy", "before training")
+LABELS = JsonFile(
+    "labels.json", "input", "class names, counts, hierarchy, label policy", "before training", kind=ClassLabels
+)
 SPLIT = TableFile(
     "split.csv",
     "input",
@@ -101,13 +107,16 @@ CALIBRATION = File(
     "the calibration and threshold of each class, with the rule, the number of examples and the log loss",
     "at the end, or by a later calibration",
 )
-EVALUATION = File(
+EVALUATION = JsonFile(
     "evaluation.json",
     "decisive",
     "metrics of the calibrated model on the test split",
     "at the end, or by a later calibration",
+    kind=dict[str, Any],
 )
-RETRIEVAL = File("retrieval.json", "result", "retrieval metrics of the features of a probe", "at the end")
+RETRIEVAL = JsonFile(
+    "retrieval.json", "result", "retrieval metrics of the features of a probe", "at the end", kind=dict[str, Any]
+)
 FROZEN = Folder("frozen", "result", "predictions and evaluation of the frozen probe", "at the end")
 CANDIDATES = Folder("candidates", "optional", "in a comparison, the same for every row of the tables", "at the end")
 NEIGHBORS = File(
@@ -127,7 +136,42 @@ MANIFEST = File(
 
 # Checkpoints.
 
-CHECKPOINTS = Folder("checkpoints", "checkpoint", "results of completed phases, with checksums", "during the run")
+CHECKPOINTS = Folder(
+    "checkpoints",
+    "checkpoint",
+    "results of completed phases, with checksums; during the run, also cached activations",
+    "during the run",
+)
+PHASE = File("checkpoints/*.json", "checkpoint", "the result of a phase, such as the plan", "after the phase")
+CANDIDATE = TensorFile(
+    "checkpoints/*.safetensors",
+    "checkpoint",
+    "a candidate: its parameters, settings and validation scores",
+    "after its training",
+    kind=StoredCandidate,
+)
+TRAINED = File(
+    "checkpoints/*.trained.safetensors", "checkpoint", "a trained method", "after its training, until the end"
+)
+TRAINING = File(
+    "checkpoints/*.training.safetensors",
+    "checkpoint",
+    "a method in training; the file before has the prefix `previous.`",
+    "every 30 seconds of its training",
+)
+TESTED = TensorFile(
+    "checkpoints/*.test.safetensors",
+    "checkpoint",
+    "the scores of a candidate on the test split",
+    "after its test, until the end",
+    kind=StoredTest,
+)
+PROGRESS = File(
+    "checkpoints/*/*.json",
+    "unlisted",
+    "the checksums of the cached activations that a process has computed for a split",
+    "every 5 seconds of the computation, until the end",
+)
 LOCK = File(
     LOCK_NAME,
     "unlisted",
@@ -170,6 +214,12 @@ COMPARISON = File("spec.json", "unlisted", "the options, to resume the compariso
 MEASUREMENTS = File(
     "measured.json", "unlisted", "the measured costs, to resume the comparison", "before training", "comparison"
 )
+
+
+def candidate_folder(key: str) -> Folder:
+    """Return the folder with the predictions and metrics of a tested candidate, given its key."""
+    return FROZEN if key == FROZEN.name else replace(CANDIDATES, name=f"{CANDIDATES}/{key}")
+
 
 FILES: tuple[File, ...] = tuple(row for row in tuple(globals().values()) if isinstance(row, File))
 """All rows above, in this order."""

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from probmcl.errors import RunError, plain
+from probmcl.errors import RunError
 from probmcl.runtime.digests import content_digest, stream_digest
-from probmcl.runtime.files import open_file, read_json, write_json
+from probmcl.runtime.files import atomic_write, open_file
 from probmcl.store import files
-
-MANIFEST = str(files.MANIFEST)
-SCHEMA = 1
+from probmcl.store.decoding import encoded_struct, read_struct
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,30 +33,26 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The files of a folder by name; `replacing` has the new contents of files that are being replaced."""
 
-    schema: int
     files: dict[str, Entry]
     replacing: dict[str, Entry] = {}
+
+    def __post_init__(self) -> None:
+        for name in (*self.files, *self.replacing):
+            if name.startswith("/") or ".." in name.split("/"):
+                raise ValueError(f"{name!r} is outside the folder")
+
+
+MANIFEST_FILE = files.MANIFEST.holding(Manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder; the error names the file if it is damaged."""
-    content = read_json(folder / MANIFEST)
-    version: Any = content.get("schema") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > SCHEMA:
-        raise RunError(f"{folder / MANIFEST}: schema version {version} is newer than {SCHEMA}; update probmcl")
-    try:
-        manifest = msgspec.convert(content, Manifest)
-    except msgspec.ValidationError as error:
-        raise RunError(f"{folder / MANIFEST}: {plain(error)}; the file is damaged or was edited") from error
-    for name in (*manifest.files, *manifest.replacing):
-        if name.startswith("/") or ".." in name.split("/"):
-            raise RunError(f"{folder / MANIFEST}: {name!r} is outside the folder; the file was edited")
-    return manifest
+    return read_struct(folder, MANIFEST_FILE)
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:
     """Write the manifest of the files with these names, and of all files in the folders with these names."""
-    _write(folder, Manifest(SCHEMA, {name: _entry(folder, name) for name in sorted(_existing(folder, names))}))
+    _write(folder, Manifest({name: _entry(folder, name) for name in sorted(_existing(folder, names))}))
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -68,13 +61,13 @@ def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
     # A process that was killed between `announce` and `confirm` leaves files with either content.
     settled = {name: _entry(folder, name) for name in before.replacing if (folder / name).is_file()}
     new = {name: Entry.of(content) for name, content in contents.items()}
-    _write(folder, Manifest(SCHEMA, {**before.files, **settled}, new))
+    _write(folder, Manifest({**before.files, **settled}, new))
 
 
 def confirm(folder: Path) -> None:
     """Accept only the contents that were announced, after they are written."""
     before = read_manifest(folder)
-    _write(folder, Manifest(SCHEMA, dict(sorted({**before.files, **before.replacing}.items()))))
+    _write(folder, Manifest(dict(sorted({**before.files, **before.replacing}.items()))))
 
 
 def verify(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, ...] = ()) -> None:
@@ -99,20 +92,20 @@ def verify(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, .
 def _verify(folder: Path, manifest: Manifest, required: Iterable[str], optional: tuple[str, ...]) -> None:
     for name in required:
         if name not in manifest.files and (folder / name).exists():
-            raise RunError(f"{folder / name} is not listed in {MANIFEST}, so damage cannot be detected; {REMEDY}")
+            raise RunError(f"{folder / name} is not listed in {MANIFEST_FILE}, so damage cannot be detected; {REMEDY}")
     for name in {**manifest.files, **manifest.replacing}:
         path = folder / name
         accepted = [entries[name] for entries in (manifest.files, manifest.replacing) if name in entries]
         if not path.is_file():
             if name in manifest.files and not name.startswith(optional):
-                raise RunError(f"{path} is missing, but {MANIFEST} lists it; {REMEDY}")
+                raise RunError(f"{path} is missing, but {MANIFEST_FILE} lists it; {REMEDY}")
             continue
         size = path.stat().st_size
         if size not in [entry.size for entry in accepted]:
             sizes = f"{size:,} bytes instead of {accepted[0].size:,}"
-            raise RunError(f"{path} was changed or damaged ({sizes}, according to {MANIFEST}); {REMEDY}")
+            raise RunError(f"{path} was changed or damaged ({sizes}, according to {MANIFEST_FILE}); {REMEDY}")
         if _entry(folder, name) not in accepted:
-            raise RunError(f"{path} was changed or damaged (its SHA-256 is not the one in {MANIFEST}); {REMEDY}")
+            raise RunError(f"{path} was changed or damaged (its SHA-256 is not the one in {MANIFEST_FILE}); {REMEDY}")
 
 
 REMEDY = "restore the file, copy the folder again, or train again"
@@ -133,4 +126,4 @@ def _entry(folder: Path, name: str) -> Entry:
 
 
 def _write(folder: Path, manifest: Manifest) -> None:
-    write_json(folder / MANIFEST, msgspec.to_builtins(manifest))
+    atomic_write(folder / MANIFEST_FILE, encoded_struct(MANIFEST_FILE, manifest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -71,9 +72,13 @@ class File:
         """Return the row of one file, for a row that describes several."""
         return replace(self, name=self.name.replace("*", key))
 
+    def describes(self, name: str) -> bool:
+        """Return whether a file of the run is one of those that the row describes."""
+        return fnmatchcase(name, self.name)
+
     def inside(self, folder: File | str) -> Self:
         """Return the row of the same file in a folder of the run, such as that of a candidate."""
-        return replace(self, name=f"{folder}/{self.name}")
+        return replace(self, name=str(PurePosixPath(folder) / self.name))
 
     def holding(self, kind: type[T]) -> JsonFile[T]:
         """Bind the row to the class of its content. A package that comes after `store` does this once for its class."""
@@ -88,6 +93,13 @@ class Folder(File):
 @dataclass(frozen=True)
 class JsonFile(File, Generic[T]):
     """A JSON file that holds one value of a class."""
+
+    kind: type[T] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class TensorFile(File, Generic[T]):
+    """A safetensors file; its metadata is one value of a class."""
 
     kind: type[T] = field(kw_only=True)
 

@@ -4,72 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.metadata
-import platform
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from probmcl.errors import RunError
-from probmcl.runtime.files import (
-    atomic_write,
-    convert_file,
-    csv_content,
-    json_bytes,
-    read_json,
-    read_table,
-    refuse_special_files,
-    write_json,
-)
-from probmcl.runtime.lock import LOCK
+from probmcl.runtime.files import atomic_write, refuse_special_files
+from probmcl.runtime.tensor_files import save_tensors
 from probmcl.store import files, manifest
-from probmcl.store.manifest import MANIFEST
-from probmcl.store.rows import Role
-from probmcl.store.run_metadata import RunMetadata
-from probmcl.version import __version__
+from probmcl.store.decoding import encoded_rows, encoded_struct, read_content, read_rows, read_struct, read_tensors
+from probmcl.store.images import Split
+from probmcl.store.rows import File, JsonFile, Role, TableFile, TensorFile
 
-SCHEMA = 3
-"""Version of the JSON files below, the only one that is read."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
-MAX_CLASSES = 100_000
-"""Largest number of classes of a run. Loading a model with more would take minutes or exhaust the memory."""
+T = TypeVar("T")
+R = TypeVar("R", bound=tuple[Any, ...])
 
 MAX_IMAGE_SIZE = 4096
 """Largest side of the square input of a model, in pixels."""
 
-CONFIG, LABELS, PREPROCESSING, METADATA = map(str, (files.CONFIG, files.LABELS, files.PREPROCESSING, files.METADATA))
-SPLIT, FOLDS, IMAGES = map(str, (files.SPLIT, files.FOLDS, files.IMAGES))
-MODEL, VIEWS, METRICS = map(str, (files.MODEL, files.VIEWS, files.METRICS))
-EVALUATION, RETRIEVAL, CALIBRATION = map(str, (files.EVALUATION, files.RETRIEVAL, files.CALIBRATION))
-CHECKPOINTS, NEIGHBORS, REPORT, REPORT_DATA = map(
-    str, (files.CHECKPOINTS, files.NEIGHBORS, files.REPORT, files.REPORT_DATA)
-)
-OUT_OF_FOLD, OTHER_IMAGES = files.OUT_OF_FOLD.key, files.OTHER_IMAGES.key
-FROZEN, CANDIDATES, CONTRASTIVE = map(str, (files.FROZEN, files.CANDIDATES, files.CONTRASTIVE))
-COMPARISON = str(files.COMPARISON)
-PREDICTIONS = files.SCORES.first_part
 
-
-def _names(*roles: Role) -> tuple[str, ...]:
+def _names(*roles: Role) -> list[str]:
     """Return the files and folders of a run that have one of the roles; a folder stands for all files in it."""
     rows = [row for row in files.FILES if row.role in roles and row.owner != "comparison"]
-    return tuple(dict.fromkeys(row.first_part for row in rows))
+    return list(dict.fromkeys(row.first_part for row in rows))
 
 
 INPUTS = _names("input")
 DECISIVE = _names("input", "decisive")
-OPTIONAL = _names("optional")
+OPTIONAL = tuple(_names("optional"))
 OWN = _names("input", "decisive", "result", "optional")
+"""Files and folders that a run writes; its manifest lists no others."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that holds a run."""
+    """A folder that holds a run or a comparison."""
 
     path: Path
 
@@ -84,77 +59,64 @@ class RunFolder:
         if not folder.path.is_dir():
             raise RunError(f"{path} is not a folder; pass a run folder written by `probmcl.train()`")
         refuse_special_files(folder.path)
-        folder.read(CONFIG, missing_hint=METADATA)
-        if folder.has(MANIFEST):
-            # The manifest of an unfinished run lists the inputs.
-            complete = METADATA in manifest.read_manifest(folder.path).files
-            manifest.verify(folder.path, required=DECISIVE if complete else (), optional=OPTIONAL)
-        else:
-            raise RunError(f"{path} has no {MANIFEST}, without which damaged files are not detected; {manifest.REMEDY}")
-        folder.read(METADATA)
+        for file in (files.METADATA, files.CONFIG):
+            folder._refuse_missing(file)
+        read_content(folder.path, files.CONFIG)  # a newer version is named before the files that it has changed
+        if not folder.has(files.MANIFEST):
+            problem = f"{path} has no {files.MANIFEST}, without which damaged files are not detected"
+            raise RunError(f"{problem}; {manifest.REMEDY}")
+        finished = files.METADATA.name in manifest.read_manifest(folder.path).files
+        # The manifest of an unfinished run lists the inputs.
+        manifest.verify(folder.path, required=DECISIVE if finished else (), optional=OPTIONAL)
+        folder.read(files.METADATA)
         return folder
 
     @property
     def checkpoints(self) -> Path:
         """The folder with the checkpoints of an unfinished run."""
-        return self.path / CHECKPOINTS
+        return self.path / files.CHECKPOINTS
 
-    @property
-    def metadata(self) -> RunMetadata:
-        """The content of run.json."""
-        return convert_file(self.read(METADATA), RunMetadata, self.path / METADATA)
+    def has(self, file: File) -> bool:
+        """True if the folder has this file."""
+        return (self.path / file).is_file()
 
-    def has(self, name: str) -> bool:
-        """True if the run has a file with this name."""
-        return (self.path / name).is_file()
+    def read(self, file: JsonFile[T]) -> T:
+        """Read one of the JSON files. Another schema version and invalid content raise `RunError`."""
+        self._refuse_missing(file)
+        return read_struct(self.path, file)
 
-    def read(self, name: str, *, missing_hint: str = "") -> Any:
-        """Read one of the run's JSON files. Another schema version and invalid content of run.json raise `RunError`."""
-        for required in filter(None, (missing_hint, name)):
-            if not self.has(required):
-                hint = "pass one written by `probmcl.train()`"
-                raise RunError(f"{self.path} is not a run folder: it has no {required}; {hint}")
-        content = self.read_results(self.path / name)
-        if name == METADATA:
-            convert_file(content, RunMetadata, self.path / name)
-        return content
+    def _refuse_missing(self, file: File) -> None:
+        if not self.has(file):
+            hint = "pass one written by `probmcl.train()`"
+            raise RunError(f"{self.path} is not a run folder: it has no {file}; {hint}")
 
-    def _read_object(self, path: Path) -> dict[str, Any]:
-        """Read a JSON object below the folder; refuse another schema version."""
-        content = read_json(path, root=self.path)
-        if not isinstance(content, dict):
-            raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
-        schema = content.get("schema")
-        if type(schema) is int and schema > SCHEMA:
-            newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read"
-            raise RunError(f"{path}: schema version {schema} is newer than {newest}; {self._update_hint()}")
-        if schema != SCHEMA:
-            raise RunError(f"{path}: schema version {schema!r} is not valid; the file is damaged or was edited")
-        return content
+    def write(self, file: JsonFile[T], content: T) -> None:
+        """Write one of the JSON files atomically, with the schema version."""
+        atomic_write(self.path / file, encoded_struct(file, content), root=self.path)
 
-    def _update_hint(self) -> str:
-        """Return how to read a run of a newer version, with the version that wrote it if the run names it."""
-        with contextlib.suppress(RunError, OSError, KeyError, TypeError):
-            version = read_json(self.path / METADATA, root=self.path)["versions"]["probmcl"]
-            if isinstance(version, str) and len(version) < 30:
-                return f"it was written by probmcl {version}, so update to that version"
-        return "update probmcl"
+    def read_tensors(self, file: TensorFile[T]) -> tuple[dict[str, Tensor], T]:
+        """Read the tensors and the metadata of one of the safetensors files."""
+        return read_tensors(self.path, file)
 
-    def read_results(self, path: Path) -> Any:
-        """Read a JSON file of results below the folder, such as the evaluation of a candidate."""
-        return {key: value for key, value in self._read_object(path).items() if key != "schema"}
+    def write_tensors(self, file: TensorFile[T], tensors: Mapping[str, Tensor], metadata: T) -> None:
+        """Write one of the safetensors files atomically, with a checksum in its header."""
+        save_tensors(self.path / file, tensors, msgspec.to_builtins(metadata, enc_hook=str), root=self.path)
 
-    def write(self, name: str, content: object) -> None:
-        """Write one of the run's JSON files atomically, with the schema version."""
-        write_json(self.path / name, with_schema(content), root=self.path)
+    def read_rows(self, file: TableFile[R]) -> list[R]:
+        """Read one of the CSV files."""
+        return read_rows(self.path, file)
 
-    def update(self, contents: Mapping[str, bytes]) -> None:
+    def write_rows(self, file: TableFile[R], rows: Iterable[R]) -> None:
+        """Write one of the CSV files atomically."""
+        atomic_write(self.path / file, encoded_rows(file, rows), root=self.path)
+
+    def update(self, contents: Mapping[File, bytes]) -> None:
         """Replace or add files of a run, together with their entries in the manifest."""
-        listed = self.has(MANIFEST)
+        listed = self.has(files.MANIFEST)
         if listed:
-            manifest.announce(self.path, contents)
-        for name, content in contents.items():
-            atomic_write(self.path / name, content, root=self.path)
+            manifest.announce(self.path, {file.name: content for file, content in contents.items()})
+        for file, content in contents.items():
+            atomic_write(self.path / file, content, root=self.path)
         if listed:
             manifest.confirm(self.path)
 
@@ -164,7 +126,7 @@ class RunFolder:
 
     def seal_results(self) -> None:
         """Write the manifest of all files except run.json, which is written last."""
-        manifest.write_manifest(self.path, [name for name in OWN if name != METADATA])
+        manifest.write_manifest(self.path, [name for name in OWN if name != files.METADATA.name])
 
     def seal(self) -> None:
         """Write the manifest of all files that the run has now. Files that the user has added are not listed."""
@@ -172,51 +134,34 @@ class RunFolder:
 
     def complete_manifest(self) -> None:
         """Write the manifest of a finished run if a killed process left it incomplete."""
-        if METADATA not in manifest.read_manifest(self.path).files:
+        if files.METADATA.name not in manifest.read_manifest(self.path).files:
             self.seal()
 
     def delete_inputs(self) -> None:
         """Delete the files of a run that was interrupted while it was being created."""
-        for name in (*INPUTS, MANIFEST, METADATA):
+        for name in (*INPUTS, files.MANIFEST.name, files.METADATA.name):
             for file in (name, f".{name}.part"):
                 (self.path / file).unlink(missing_ok=True)
 
     def note_interrupt(self) -> None:
         """Record that the run was interrupted, if it had started."""
-        if self.has(METADATA):
-            self.write(METADATA, self.read(METADATA) | {"status": "interrupted"})
+        if self.has(files.METADATA):
+            metadata = self.read(files.METADATA)
+            self.write(files.METADATA, msgspec.structs.replace(metadata, status="interrupted"))
 
     def results(self, candidate: str) -> Path:
-        """Return the folder with the predictions and metrics of a candidate that was tested but not kept."""
-        return self.path / FROZEN if candidate == FROZEN else self.path / CANDIDATES / candidate
+        """Return the folder with the predictions and metrics of a candidate that was tested."""
+        return self.path / files.candidate_folder(candidate)
 
-    def read_split(self) -> dict[str, str]:
+    def read_split(self) -> dict[str, Split]:
         """Return the split of every image, keyed by path."""
-        path = self.path / SPLIT
-        if not path.is_file():
-            raise RunError(
-                f"{self.path} has no {SPLIT}; without it, training images cannot be excluded from the scores"
-            )
-        splits, rows = dict[str, str](), read_table(path, root=self.path)
-        if next(rows, None) != ["path", "split"]:
-            raise RunError(f"{path}, row 1: expected the columns path and split; the file is damaged or was edited")
-        for number, row in enumerate(rows, start=2):
-            if len(row) != 2 or not row[0] or row[1] not in ("train", "val", "test"):
-                raise RunError(f"{path}, row {number}: expected a path and a split (train, val or test), got {row}")
-            splits[row[0]] = row[1]
+        consequence = "without it, training images cannot be excluded from the scores"
+        if not self.has(files.SPLIT):
+            raise RunError(f"{self.path} has no {files.SPLIT}; {consequence}")
+        splits = {row.path: row.split for row in self.read_rows(files.SPLIT)}
         if not splits:
-            raise RunError(f"{path} is empty; without it, training images cannot be excluded from the scores")
+            raise RunError(f"{self.path / files.SPLIT} is empty; {consequence}")
         return splits
-
-
-def with_schema(content: object) -> dict[str, Any]:
-    """Return the content of a JSON file of a run as an object with the schema version first."""
-    return {"schema": SCHEMA, **msgspec.to_builtins(content, enc_hook=str)}
-
-
-def json_file(content: object) -> bytes:
-    """Return the bytes of a JSON file of a run, for `RunFolder.update`."""
-    return json_bytes(with_schema(content))
 
 
 def delete_cache(folder: Path) -> None:
@@ -230,7 +175,7 @@ def delete_cache(folder: Path) -> None:
 
 def is_run(folder: Path) -> bool:
     """True if a folder holds a run or a comparison."""
-    return any((folder / name).is_file() for name in (METADATA, COMPARISON))
+    return any((folder / file).is_file() for file in (files.METADATA, files.COMPARISON))
 
 
 def refuse_used(folder: Path | str | None) -> None:
@@ -239,7 +184,7 @@ def refuse_used(folder: Path | str | None) -> None:
         return
     if not Path(folder).is_dir():
         raise FileExistsError(f"{folder} is a file, not a folder; choose another name")
-    if any(path.name != LOCK for path in Path(folder).iterdir()):
+    if any(path.name != files.LOCK.name for path in Path(folder).iterdir()):
         raise FileExistsError(f"{folder} is not empty, and existing files are never overwritten; choose another folder")
 
 
@@ -254,32 +199,3 @@ def new_folder(parent: Path, name: str) -> Path:
             continue
         return folder
     raise FileExistsError(f"{parent} has too many runs with today's date; choose another folder")
-
-
-def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    """Write a CSV file atomically."""
-    atomic_write(path, csv_content(header, rows))
-
-
-def environment(seed: int) -> dict[str, Any]:
-    """Return the information needed to repeat a run: command, seed, versions, commit and start time."""
-    packages = ("torch", "timm", "torchvision", "numpy", "pillow")
-    return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "seed": seed,
-        "versions": {"python": platform.python_version(), "probmcl": __version__}
-        | {name: importlib.metadata.version(name) for name in packages},
-        "commit": _commit(),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _commit() -> str | None:
-    source = Path(__file__).parents[3]
-    if not (source / ".git").exists():
-        return None
-    git = ["git", "-C", str(source), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(git, capture_output=True, encoding="utf-8", check=True, timeout=5).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

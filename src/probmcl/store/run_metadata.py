@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
 
 from probmcl.errors import RunWarning, check_range
+
+S = TypeVar("S")
 
 Head = Literal["frozen", "own head", "re-probed"]
 """The head of a candidate: a probe on the frozen encoder, the method's own head, or a probe on its encoder."""
@@ -14,8 +17,7 @@ MAX_LAYERS = 100
 """Largest number of layers that a setting can list; building a model with millions would take hours."""
 
 
-@dataclass(frozen=True)
-class CandidateEntry:
+class CandidateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A candidate of a run; `gain` is its lead over the frozen probe in validation mAP."""
 
     method: str
@@ -33,8 +35,7 @@ class CandidateEntry:
             raise ValueError(f"method {self.method!r} is not valid")
 
 
-@dataclass(frozen=True)
-class KeptModel:
+class KeptModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The method of the model that a run has saved, and its settings."""
 
     method: str
@@ -46,24 +47,46 @@ class KeptModel:
                 raise ValueError(f"{key} has {len(value):,} values; the limit is {MAX_LAYERS}")
 
 
-@dataclass(frozen=True)
-class RunMetadata:
-    """The content of run.json. `records` is a hash of the images and labels; `kept` is the name of a candidate."""
+Status = Literal["running", "interrupted", "failed", "finished"]
+
+
+class RunMetadata(
+    msgspec.Struct, Generic[S], frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """The content of run.json.
+
+    Attributes:
+        command: the program and its arguments.
+        seed: the seed of the settings.
+        versions: versions of Python, probmcl and the libraries that affect scores.
+        commit: the commit of the source tree; None for an installed package.
+        started: the time when the run started.
+        data: the data, as a class of a later package; None for records in memory.
+        records: hash of the images and labels.
+        duplicates: the numbers of exact and near duplicates, if they were counted.
+        status: whether the run is finished.
+        seconds: duration over all attempts.
+        warnings: problems that did not stop the run.
+        candidates: all candidates so far.
+        kept: the name of the candidate that the model is from.
+        model: the method of the model and its settings.
+        test_mAP: the mAP on the test split of every tested candidate, by its name.
+    """
 
     command: tuple[str, ...]
     seed: int
     versions: dict[str, str]
     commit: str | None
     started: str
-    data: dict[str, Any] | None
+    data: S | None
     records: str
-    status: Literal["running", "interrupted", "failed", "finished"]
+    duplicates: dict[str, int] | None
+    status: Status
     seconds: float
     warnings: tuple[RunWarning, ...]
     candidates: tuple[CandidateEntry, ...]
     kept: str | None
     model: KeptModel | None
-    duplicates: dict[str, int] | None = None
     test_mAP: dict[str, float | None] | None = None  # noqa: N815
 
     def __post_init__(self) -> None:
