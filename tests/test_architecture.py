@@ -46,7 +46,7 @@ PACKAGES = (
     "run",
     "experiments",
     "report",
-    "run_settings",
+    "launch",
     "api",
     "demo",
     "cli",
@@ -132,6 +132,8 @@ LIGHT_MODULES = (
     "probmcl.cli.evaluate",
     "probmcl.data",
     "probmcl.readers.options",
+    "probmcl.settings.options",
+    "probmcl.settings.model_options",
 )
 HEAVY_LIBRARIES = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtyping", "matplotlib"}
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}

@@ -11,7 +11,7 @@ from helpers.images import label_space
 from probmcl.encoders import Encoder, describe_encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.settings import Settings, find_recipe, make_settings, read_recipe
-from probmcl.settings import schema as recipes
+from probmcl.settings import recipe_files as recipes
 
 SOURCE = Path(__file__).parent.parent / "recipes"
 PATHS = sorted(SOURCE.glob("*.toml"))

@@ -2,16 +2,21 @@
 
     python tools/make_api.py
 
-Only the source is read; nothing is imported.
+The source is read; only the declarations of options, from which signatures derive, are imported.
 """
 
 import ast
+import importlib
 import inspect
 import re
 import textwrap
+import types
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from probmcl.settings.declaration import public_signature, with_arguments
 
 FOLDER = Path(__file__).parent.parent / "docs" / "api"
 SOURCE = Path(__file__).parent.parent / "src"
@@ -116,25 +121,39 @@ def _row(file: str, definition: Definition) -> str:
 def _entry(definition: Definition) -> Iterator[str]:
     name, module, node, docstring = definition
     source = _file(module).read_text(encoding="utf-8").splitlines()
-    yield from ("", f"## {name}", "", "```python", *_signature(node, source), "```", "")
-    yield from (*_markdown(docstring), "") if docstring else ()
+    options = _options(node, module)
+    yield from ("", f"## {name}", "", "```python", *_signature(node, source, options), "```", "")
+    if docstring:
+        yield from (*_markdown(with_arguments(docstring, options) if options else docstring), "")
     yield f"Source: [`{module}`](../../src/{_file(module).relative_to(SOURCE)})"
     for method in node.body if isinstance(node, ast.ClassDef) else ():
         documented = isinstance(method, ast.FunctionDef) and ast.get_docstring(method)
         if isinstance(method, ast.FunctionDef) and documented and not method.name.startswith("_"):
+            options = _options(method, module)
             yield from ("", f"### {name}.{method.name}", "")
             if "property" not in map(ast.unparse, method.decorator_list):
-                yield from ("```python", *_signature(method, source), "```", "")
-            yield from _markdown(documented)
+                yield from ("```python", *_signature(method, source, options), "```", "")
+            yield from _markdown(with_arguments(documented, options) if options else documented)
 
 
-def _signature(node: Node, source: list[str]) -> list[str]:
+def _options(node: Node, module: str) -> type[Any] | None:
+    """Return the declaration of the options of a function or method; None if it has ordinary parameters."""
+    for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+        call = re.fullmatch(r"(?:method_)?keywords_of\((\w+)\)", ast.unparse(decorator))
+        if call is not None:
+            declaration = _find(module, call[1])
+            options: type[Any] = getattr(importlib.import_module(declaration.module), declaration.name)
+            return options
+    return None
+
+
+def _signature(node: Node, source: list[str], options: type[Any] | None = None) -> list[str]:
     """Return the call of a function or class with its annotations, or the assignment of a constant."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         return source[node.lineno - 1 : node.end_lineno]
     if isinstance(node, ast.FunctionDef):
         returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        return _call(node.name, _arguments(node.args), returns)
+        return _call(node.name, list(_declared(options)) if options else _arguments(node.args), returns)
     for part in node.body:
         if isinstance(part, ast.FunctionDef) and part.name == "__init__":
             return _call(f"class {node.name}", _arguments(part.args), "")
@@ -149,6 +168,38 @@ def _call(name: str, arguments: list[str], returns: str) -> list[str]:
     if len(line) <= WIDTH:
         return [line]
     return [f"{name}(", *(f"    {argument}," for argument in arguments), f"){returns}"]
+
+
+def _declared(options: type[Any]) -> Iterator[str]:
+    """Yield the text of each argument that is a declared option."""
+    only_by_name = False
+    for parameter in public_signature(options).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not only_by_name:
+            only_by_name = True
+            yield "*"
+        text = f"{parameter.name}: {_type(parameter.annotation)}"
+        yield text if parameter.default is parameter.empty else f"{text} = {_default(parameter.default)}"
+
+
+def _type(hint: Any) -> str:
+    """Return the text of a type as in the source.
+
+    >>> _type(Path | typing.Literal["all", "none"] | None)
+    "Path | Literal['all', 'none'] | None"
+    """
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(map(_type, parts))
+    if origin is typing.Literal:
+        return f"Literal[{', '.join(map(repr, parts))}]"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_type, parts))}]"
+    return "None" if hint is type(None) else str(hint.__name__)
+
+
+def _default(value: object) -> str:
+    """Return the text of a default; options for reading and checking data are too long to be shown."""
+    return repr(value) if isinstance(value, str | int | float | None) else f"{type(value).__name__}()"
 
 
 def _arguments(arguments: ast.arguments) -> list[str]:

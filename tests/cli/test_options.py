@@ -10,7 +10,7 @@ import probmcl
 from helpers.commands import main
 from probmcl.cli import app
 from probmcl.errors import SettingsError
-from probmcl.run_settings import method_names
+from probmcl.launch.comparison import method_names
 
 
 def parsed(*words: str) -> dict[str, Any]:

@@ -2,43 +2,16 @@
 
 import warnings
 from pathlib import Path
-from typing import Annotated, Literal
 
-from cyclopts import Parameter
-
-from probmcl.cli import options
+from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
 from probmcl.cli.terminal import command_console
-from probmcl.readers.options import ReadOptions
+from probmcl.settings.model_options import CalibrateOptions
+
+WORDS = {"images": Path | None, "rename": Path | None, "thresholds": str | None}
 
 
-def command(
-    run: Annotated[Path, Parameter(help="run folder of the model")],
-    data: Annotated[
-        Path | None, Parameter(help="labeled images from another site (default: the same held-out images as before)")
-    ] = None,
-    /,
-    *,
-    calibration: Annotated[
-        Literal["sigmoid", "isotonic", "none"] | None,
-        Parameter(help="kind of curve (default: as before); isotonic needs 1,000 positives", group=options.DECISIONS),
-    ] = None,
-    thresholds: Annotated[
-        str | None,
-        Parameter(
-            help="balanced, f1, precision:P, recall:R, cost:FN,FP or a number (default: as before)",
-            group=options.DECISIONS,
-        ),
-    ] = None,
-    rename: Annotated[
-        Path | None, Parameter(help="CSV (columns data,model) or JSON file that maps class names", group=options.DATA)
-    ] = None,
-    images: options.Images = None,
-    read: options.Read = ReadOptions(),
-    skip_bad: options.SkipBad = None,
-    device: options.Device = "auto",
-    workers: options.Workers = None,
-    batch_size: options.BatchSize = None,
-) -> None:
+@own_command_of(ModelCommand, CalibrateOptions, Layout(types=WORDS))
+def command(own: ModelCommand, given: Given) -> None:
     """Fit the probabilities and thresholds of a trained model again, and store them in its run folder.
 
     Use it for other thresholds, or for images from another site, where the classes may be more or less frequent. Only
@@ -59,19 +32,10 @@ def command(
     console = command_console()
     with console.working(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
-        fitted = load(run, device=device).calibrate(
-            data,
-            calibration=calibration,
-            thresholds=thresholds,
-            rename=rename,
-            images=images,
-            read=read,
-            skip_bad=skip_bad,
-            workers=workers,
-            batch_size=batch_size,
-            console=console,
-        )
+        fitted = load(own.run, device=own.device).calibrate(**given, console=console)
     console.rich.print(to_rich(calibration_table(fitted)))
     for line in fitted.summary():
         console.print(line)
-    console.print(f"probmcl predict {run} and probmcl evaluate {run} now use these probabilities and thresholds")
+    console.print(
+        f"probmcl predict {own.run} and probmcl evaluate {own.run} now use these probabilities and thresholds"
+    )

@@ -3,17 +3,18 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
+from probmcl import api
+from probmcl.cli.options import Given, Layout, own_command_of
 from probmcl.cli.spelling import command_line, option_words, reading_lines, spell_options, without_option
 from probmcl.cli.terminal import command_console
 from probmcl.console import Console
 from probmcl.errors import counted
-from probmcl.readers.options import DataChecks, ReadOptions
+from probmcl.settings.declaration import Option
+from probmcl.settings.options import COMPUTE, CheckOptions
 from probmcl.tables import Column, Table, to_rich
 
 if TYPE_CHECKING:
@@ -26,17 +27,18 @@ SHOWN = 30  # number of classes in the table; if there are more, only the most a
 REPORT_KEY = '"verdict"'  # identifies the report of an earlier check, the only file that is overwritten
 
 
-def command(
-    data: Annotated[Path, Parameter(group=DATA)],
-    /,
-    *,
-    images: Annotated[Path | None, Parameter(group=DATA)] = None,
-    read: Read = ReadOptions(),
-    checks: Checks = DataChecks(),
-    seed: Annotated[int, Parameter(group=DATA)] = 0,
-    workers: Workers = None,
-    out: Annotated[Path, Parameter(group=COMPUTE)] = Path("check.json"),
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CheckCommand:
+    """What only the command has."""
+
+    out: Annotated[Path, Option("JSON file for the complete report", COMPUTE)] = Path("check.json")
+
+
+LAYOUT = Layout(types={"data": Path, "images": Path | None}, follows={"out": "workers"})
+
+
+@own_command_of(CheckCommand, CheckOptions, LAYOUT)
+def command(own: CheckCommand, given: Given) -> None:
     """Check images and labels for problems before training. No image or label is changed.
 
     It finds missing, unreadable, single-color and duplicate images, duplicates with different labels, images or groups
@@ -47,29 +49,25 @@ def command(
     Example: probmcl check photos/labels.csv
 
     Example: probmcl check xrays.csv --images xrays/ --group "Patient ID"
-
-    Args:
-        data: table of labels, or folder in a supported layout
-        images: folder that image paths are relative to (default: the table's folder)
-        read: options for reading the data
-        checks: options for checking and splitting the data
-        seed: random seed for the split, as in train
-        workers: processes for decoding images (default: one per core)
-        out: JSON file for the complete report
     """
-    from probmcl import api
-
-    if out.exists() and (not out.is_file() or REPORT_KEY not in out.read_text(encoding="utf-8", errors="replace")):
-        raise FileExistsError(f"{out} exists and is not the report of an earlier check; choose another file with --out")
+    _refuse_other_file(own.out)
     console = command_console()
     with console.working():
-        audit = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
+        audit = api.check(**given, console=console)
     show(audit, console)
-    audit.to_json(out)
-    console.print(f"complete report: {out}")
+    audit.to_json(own.out)
+    console.print(f"complete report: {own.out}")
     for line in next_steps(audit.findings, ["train", *without_option(sys.argv[2:], "--out")]):
         console.print_line(line)  # a wrapped command cannot be copied
     sys.exit(EXIT[audit.verdict])
+
+
+def _refuse_other_file(out: Path) -> None:
+    """Raise an error if a file would be replaced that is not the report of an earlier check."""
+    if not out.exists():
+        return
+    if not out.is_file() or REPORT_KEY not in out.read_text(encoding="utf-8", errors="replace"):
+        raise FileExistsError(f"{out} exists and is not the report of an earlier check; choose another file with --out")
 
 
 def show(audit: "DataAudit", console: Console) -> None:

@@ -1,49 +1,30 @@
 """`probmcl evaluate`: evaluate a trained model on labeled images."""
 
 import warnings
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from cyclopts import Group, Parameter
-
-from probmcl.cli import options
+from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
 from probmcl.cli.terminal import command_console
 from probmcl.readers.options import ReadOptions
+from probmcl.settings.declaration import Option
+from probmcl.settings.model_options import EVALUATION, EvaluateOptions
 
-SCORED = Group.create_ordered("Evaluation")
+GROUPS_AS = Option("group=mean or group=max: evaluate groups by the mean or highest image score", EVALUATION)
+WORDS = {"images": Path | None, "rename": Path | None, "aggregate": Annotated[str | None, GROUPS_AS]}
 
 
-def command(
-    run: Annotated[Path, Parameter(help="run folder of the model")],
-    data: Annotated[Path | None, Parameter(help="table or folder with data (default: the data of the run)")] = None,
-    /,
-    *,
-    split: Annotated[Literal["train", "val", "test"], Parameter(help="split to evaluate on", group=SCORED)] = "test",
-    rename: Annotated[
-        Path | None, Parameter(help="CSV (columns data,model) or JSON file that maps class names", group=SCORED)
-    ] = None,
-    by: Annotated[
-        str | None, Parameter(help="also evaluate each value of this column, such as site or scanner", group=SCORED)
-    ] = None,
-    aggregate: Annotated[
-        str | None,
-        Parameter(help="group=mean or group=max: evaluate groups by the mean or highest image score", group=SCORED),
-    ] = None,
-    raw: Annotated[bool, Parameter(help="evaluate the scores before calibration", negative="", group=SCORED)] = False,
-    abstain: Annotated[
-        float | None,
-        Parameter(help="also evaluate yes, no and not sure with this largest error rate, such as 0.05", group=SCORED),
-    ] = None,
-    draws: Annotated[int, Parameter(help="bootstrap resamples for intervals; 0 for no intervals", group=SCORED)] = 1000,
-    seed: Annotated[int, Parameter(help="random seed for the bootstrap", group=SCORED)] = 0,
-    json: Annotated[Path | None, Parameter(help="new file for all results, as fractions", group=SCORED)] = None,
-    images: options.Images = None,
-    read: options.Read = ReadOptions(),
-    skip_bad: options.SkipBad = None,
-    device: options.Device = "auto",
-    workers: options.Workers = None,
-    batch_size: options.BatchSize = None,
-) -> None:
+@dataclass(frozen=True)
+class EvaluateCommand(ModelCommand):
+    """What only the command has."""
+
+    _: KW_ONLY
+    json: Annotated[Path | None, Option("new file for all results, as fractions", EVALUATION)] = None
+
+
+@own_command_of(EvaluateCommand, EvaluateOptions, Layout(types=WORDS, follows={"json": "seed"}))
+def command(own: EvaluateCommand, given: Given) -> None:
     """Evaluate a trained model on one split of labeled images.
 
     Images of the run keep their split. Other images have the split in their data; if the data have neither val nor
@@ -64,37 +45,23 @@ def command(
     from probmcl.runtime.files import write_json
     from probmcl.tables import to_rich
 
-    if json is not None and json.exists():
-        raise FileExistsError(f"--json {json}: the file already exists; choose another name or delete it")
-    progress, output, how = command_console(stderr=True), command_console(), parse_aggregate(aggregate, read.group)
+    if own.json is not None and own.json.exists():
+        raise FileExistsError(f"--json {own.json}: the file already exists; choose another name or delete it")
+    progress, output = command_console(stderr=True), command_console()
+    read = given.get("read", ReadOptions())
+    given["aggregate"] = parse_aggregate(given.get("aggregate"), read.group)
     with progress.working(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: progress.print(f"note: {message}")
-        result = load(run, device=device).evaluate(
-            data,
-            split,
-            images=images,
-            read=read,
-            rename=rename,
-            by=by,
-            aggregate=how,
-            raw=raw,
-            abstain=abstain,
-            skip_bad=skip_bad,
-            draws=draws,
-            seed=seed,
-            workers=workers,
-            batch_size=batch_size,
-            console=progress,
-        )
+        result = load(own.run, device=own.device).evaluate(**given, console=progress)
     output.print(tables.summary(result))
     output.rich.print(to_rich(tables.decision_rules(result)))
     for line in tables.lines(result):
         output.print(line)
     for table in (tables.by_class, tables.probabilities_by_class, *([tables.by_value] if "by" in result else [])):
         output.rich.print(to_rich(table(result)))
-    if json is not None:
-        write_json(json, result)
-        progress.print(f"all results: {json}")
+    if own.json is not None:
+        write_json(own.json, result)
+        progress.print(f"all results: {own.json}")
 
 
 def parse_aggregate(text: str | None, group: str | None) -> Literal["mean", "max"] | None:

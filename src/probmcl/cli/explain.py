@@ -1,48 +1,40 @@
 """`probmcl explain`: show which parts of images labels were predicted from."""
 
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from probmcl.cli import options
+from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
 from probmcl.cli.terminal import command_console
 from probmcl.errors import counted, listed, one_line
+from probmcl.settings.declaration import Option
+from probmcl.settings.model_options import ExplainOptions, Labels
 
 if TYPE_CHECKING:
     from probmcl.explain import Explanations
     from probmcl.inference import Model
-    from probmcl.inference.explaining import Labels
 
 MAPS, MAPS_AGAINST = "maps.npz", "maps-against.npz"
 
 
-def command(
-    run: Annotated[Path, Parameter(help="run folder of the model")],
-    images: Annotated[
-        list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths")
-    ],
-    /,
-    *,
-    out: Annotated[Path, Parameter(help="new or empty folder for the pictures and maps")],
-    labels: Annotated[
-        list[str] | None,
-        Parameter(
-            help="decided (the labels that the model assigns), all, or class names (default: decided)",
-            consume_multiple=options.SEVERAL,
-            negative="",
-        ),
-    ] = None,
-    against: Annotated[Path | None, Parameter(help="second run, shown below the first for the same labels")] = None,
-    threshold: Annotated[
-        float | None, Parameter(help="assign a class above this probability (default: the run's thresholds)")
-    ] = None,
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
-    workers: Annotated[
-        int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
-    ] = None,
-    batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
-) -> None:
+@dataclass(frozen=True)
+class ExplainCommand(ModelCommand):
+    """What only the command has."""
+
+    _: KW_ONLY
+    out: Annotated[Path, Option("new or empty folder for the pictures and maps")]
+    against: Annotated[Path | None, Option("second run, shown below the first for the same labels")] = None
+
+
+LAYOUT = Layout(
+    types={"images": list[str], "labels": list[str]},
+    follows={"against": "labels", "device": "threshold"},
+    has_groups=False,
+)
+
+
+@own_command_of(ExplainCommand, ExplainOptions, LAYOUT)
+def command(own: ExplainCommand, given: Given) -> None:
     """Show which parts of images labels were predicted from, as Grad-CAM heat maps.
 
     The folder gets a PNG file for each image: the photograph and, for each label, its heat map and probability. Labels
@@ -67,30 +59,21 @@ def command(
     from probmcl.run.view_sheet import drawable
     from probmcl.store.run_folder import refuse_used
 
-    refuse_used(out)
-    labels = labels or ["decided"]
+    refuse_used(own.out)
+    labels = given.get("labels", ["decided"])
     console = command_console(stderr=True)
-    models = {caption: load(path, device=device) for caption, path in _captions(run, against).items()}
-    explained = {
-        caption: model.explain(
-            images,
-            labels=_labels(labels, list(models.values())),
-            threshold=threshold,
-            batch_size=batch_size,
-            workers=workers,
-            console=console,
-        )
-        for caption, model in models.items()
-    }
+    models = {caption: load(path, device=own.device) for caption, path in _captions(own.run, own.against).items()}
+    given["labels"] = _labels(labels, list(models.values()))
+    explained = {caption: model.explain(**given, console=console) for caption, model in models.items()}
     if labels == ["decided"]:
         explained = _only_decided(explained)
     captions = {name: drawable(name, number) for number, name in enumerate(next(iter(models.values())).names)}
     count = len(next(iter(explained.values())))
     with console.progress("drawing", count) as bar:
-        errors = write_sheets(out, explained, captions, lambda: bar.advance(1))
+        errors = write_sheets(own.out, explained, captions, lambda: bar.advance(1))
     for name, explanations in zip((MAPS, MAPS_AGAINST), explained.values(), strict=False):
-        explanations.to_npz(out / name)
-    console.print(f"pictures of {counted(count - len(errors), 'image')} and {MAPS}: {out}")
+        explanations.to_npz(own.out / name)
+    console.print(f"pictures of {counted(count - len(errors), 'image')} and {MAPS}: {own.out}")
     if errors:
         reasons = "\n".join(listed([f"{one_line(path)}: {reason}" for path, reason in errors.items()]))
         message = f"{len(errors):,} of {counted(count, 'image')} could not be read:\n{reasons}"
@@ -110,7 +93,7 @@ def _captions(run: Path, against: Path | None) -> dict[str, Path]:
     return dict(zip(captions, (run, against), strict=True))
 
 
-def _labels(labels: list[str], models: "list[Model]") -> "Labels":
+def _labels(labels: list[str], models: "list[Model]") -> Labels:
     """Return the labels to explain; for two runs, the classes of both are needed to compare decisions."""
     if labels not in (["decided"], ["all"]):
         return labels

@@ -1,60 +1,163 @@
-"""Options shared by commands, and `as_command`, which turns a public function into a command.
+"""Commands generated from declarations of options.
 
 An option that takes several values can be repeated, or followed by values separated by spaces or commas. Names of
 columns and labels may contain commas, so the readers split them after loading the data. Paths are never split.
 """
 
+import dataclasses
 import functools
 import inspect
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, MISSING, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar
 
-from cyclopts import CycloptsError, CycloptsPanel, Group, MissingArgumentError, Parameter, Token
+import cyclopts
+from cyclopts import CycloptsError, CycloptsPanel, MissingArgumentError, Parameter, Token
 from rich.panel import Panel
 
-from probmcl.cli.spelling import spell_options
-from probmcl.cli.terminal import command_console
-from probmcl.console import Console
+from probmcl.cli.spelling import SPELLING, spell_options
 from probmcl.errors import printable
-from probmcl.readers.options import DataChecks, ReadOptions
+from probmcl.readers.options import ReadOptions
+from probmcl.settings.declaration import Argument, Declared, Group, Option, Options, declared_options, option_of
 
-T = TypeVar("T")
+Own = TypeVar("Own")
 
-DATA = Group.create_ordered("Data")
-METHOD = Group.create_ordered("Method and encoder")
-TRAINING = Group.create_ordered("Training")
-DECISIONS = Group.create_ordered("Probabilities and decisions")
-COMPUTE = Group.create_ordered("Computing and files")
+Given = dict[str, Any]
+"""The options of a function that were given on the command line, by name."""
+
+PANELS = {group: cyclopts.Group.create_ordered(group.value) for group in Group}
 
 SEVERAL = (1, None)  # the smallest and largest number of words after an option that takes several values
 
-Read = Annotated[
-    ReadOptions, Parameter(name="*", group=DATA, consume_multiple=SEVERAL, negative="", show_default=False)
-]
-Checks = Annotated[DataChecks, Parameter(name="*", group=DATA, negative="", show_default=False)]
 
-Images = Annotated[
-    Path | None, Parameter(help="folder that image paths are relative to (default: the table's folder)", group=DATA)
-]
-SkipBad = Annotated[
-    float | None,
-    Parameter(help="largest share of missing and unreadable images to skip (default: any is an error)", group=DATA),
-]
-Device = Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=COMPUTE)]
-BatchSize = Annotated[int | None, Parameter(help="images per batch (default: the fastest size)", group=COMPUTE)]
-Workers = Annotated[int | None, Parameter(help="processes for decoding images (default: one per core)", group=COMPUTE)]
+@dataclass(frozen=True)
+class ModelCommand:
+    """What all commands have that load a model."""
 
-GROUPS: Mapping[Group, str] = {
-    DATA: "data images",
-    METHOD: "method methods loss preset recipe encoder weights image_size tune",
-    TRAINING: "epochs budget seeds trials probe_epochs batch_size lr augment seed",
-    DECISIONS: "calibration thresholds",
-    COMPUTE: "device workers cache out add resume accept_data_change",
-}
-"""The parameters in each option group of a command's help."""
+    run: Annotated[Path, Argument("run folder of the model")]
+    _: KW_ONLY
+    device: Annotated[str, Option("auto, cpu, cuda or mps", Group.COMPUTE)] = "auto"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the options of a command differ from those of the function that it calls.
+
+    Attributes:
+        types: the types of options whose type in Python cannot be written as words, or with an `Option` of their own.
+        replaced: options of the function that the command does not have; its own options replace them.
+        follows: for an option of the command alone, the option that precedes it in the help (default: the first ones).
+        has_groups: whether the help shows the groups of options.
+        has_defaults: whether the help shows the defaults that the help texts do not mention.
+    """
+
+    types: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Sequence[str] = ()
+    follows: Mapping[str, str] = field(default_factory=dict)
+    has_groups: bool = True
+    has_defaults: bool = True
+
+
+SAME = Layout()
+
+
+def command_of(
+    declaration: type[Options], layout: Layout = SAME
+) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+    """Make a command with the options of a function. The decorated function gets those that were given."""
+
+    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
+        signature = command_signature([], list(declared_options(declaration)), layout)
+
+        @functools.wraps(function)
+        def command(*arguments: Any, **options: Any) -> None:
+            function(signature.bind(*arguments, **options).arguments)
+
+        _set_signature(command, signature)
+        return command
+
+    return decorate
+
+
+def own_command_of(
+    own: type[Own], declaration: type[Options], layout: Layout = SAME
+) -> Callable[[Callable[[Own, Given], None]], Callable[..., None]]:
+    """Make a command with the options of a function and with options of its own.
+
+    The decorated function gets its own options and those of the function that were given.
+    """
+
+    def decorate(function: Callable[[Own, Given], None]) -> Callable[..., None]:
+        own_options = list(declared_options(own))
+        signature = command_signature(own_options, list(declared_options(declaration)), layout)
+
+        @functools.wraps(function)
+        def command(*arguments: Any, **options: Any) -> None:
+            given = signature.bind(*arguments, **options).arguments
+            own_values = {option.name: given.pop(option.name) for option in own_options if option.name in given}
+            function(own(**own_values), given)
+
+        _set_signature(command, signature)
+        return command
+
+    return decorate
+
+
+def _set_signature(command: Callable[..., None], signature: inspect.Signature) -> None:
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+
+
+def command_signature(own: Sequence[Declared], shared: Sequence[Declared], layout: Layout) -> inspect.Signature:
+    """Return the parameters of a command: the words without a name, then the options in the order of the help."""
+    hidden = [option.name for option in shared if option.option.only_in_python or option.name in layout.replaced]
+    ordered = [option for option in own if option.name not in layout.follows]
+    ordered += [option for option in shared if option.name not in hidden]
+    for option in own:
+        if option.name in layout.follows:
+            names = [earlier.name for earlier in ordered]
+            ordered.insert(names.index(layout.follows[option.name]) + 1, option)
+    parameters = [_parameter(option, layout) for option in ordered]
+    return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
+
+
+def _parameter(declared: Declared, layout: Layout) -> inspect.Parameter:
+    type_, option = option_of(layout.types.get(declared.name, declared.type), declared.option)
+    if isinstance(option, Argument) and type_ == tuple[Path, ...]:  # all other words
+        annotation = _annotation(Path, option, MISSING, layout)
+        return inspect.Parameter(declared.name, inspect.Parameter.VAR_POSITIONAL, annotation=annotation)
+    annotation = _annotation(type_, option, declared.default, layout)
+    is_word = isinstance(option, Argument)
+    kind = inspect.Parameter.POSITIONAL_ONLY if is_word else inspect.Parameter.KEYWORD_ONLY
+    default = inspect.Parameter.empty if declared.default is MISSING else declared.default
+    return inspect.Parameter(declared.name, kind, default=default, annotation=annotation)
+
+
+def _annotation(type_: Any, option: Option, default: Any, layout: Layout) -> Any:
+    """Return the annotation from which cyclopts makes an option."""
+    if dataclasses.is_dataclass(type_):  # each of its fields is an option
+        parameters = [Parameter(name="*", consume_multiple=SEVERAL, negative="", show_default=False)]
+    else:
+        shows_default = None if layout.has_defaults and "(default" not in option.help else False
+        negative = None if default is True else ""
+        text = spell_options(option.help)
+        parameters = [
+            Parameter(help=text, consume_multiple=SEVERAL, negative=negative, show_default=shows_default),
+        ]
+    if option.group is not None and layout.has_groups:
+        parameters.append(Parameter(group=PANELS[option.group]))
+    if type_ == Mapping[str, Any] | None:
+        parameters.append(KEY_VALUES)
+    elif type_ == Sequence[str] | str | None:
+        type_ = tuple[str, ...] | None
+        parameters.append(COMMA_LIST)
+    return Annotated[type_, *parameters]
+
+
+# Converters of options that take several words.
 
 
 def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -90,66 +193,21 @@ COMMA_LIST = Parameter(
     negative="",
     show_default=False,
 )
-SET = Parameter(
-    name="--set", converter=key_values, n_tokens=-1, consume_multiple=SEVERAL, accepts_keys=False, group=METHOD
+KEY_VALUES = Parameter(
+    name=SPELLING["settings"], converter=key_values, n_tokens=-1, consume_multiple=SEVERAL, accepts_keys=False
 )
-REPORT = Parameter(negative="--no-report", group=COMPUTE, show_default=False)
-NEIGHBORS = Parameter(negative="--no-neighbors", group=COMPUTE, show_default=False)
-SPECIAL: Mapping[str, Any] = {
-    "read": Read,
-    "checks": Checks,
-    "settings": Annotated[Mapping[str, Any] | None, SET],
-    "report": Annotated[bool, REPORT],
-    "neighbors": Annotated[bool, NEIGHBORS],
-    "methods": Annotated[tuple[str, ...] | None, COMMA_LIST, Parameter(group=METHOD)],
-}
-"""Parameters with a type or converter of their own."""
 
+
+# Errors about the place of DATA.
 
 PUT_FIRST = "an option that takes several values takes all words up to the next option, so put DATA first"
 
 
-def as_command(
-    function: Callable[..., T], finish: Callable[[T, Console], object], help_text: str
-) -> Callable[..., None]:
-    """Return a command with the parameters of a public function.
-
-    Args:
-        function: a function with a `console` parameter; its docstring describes every option.
-        finish: called with the result of the function and the console.
-        help_text: text shown above the options in the help.
-    """
-    group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
-    # The return type is not resolved: importing its module is slow.
-    hints = get_type_hints(function, localns={function.__annotations__["return"]: None})
-    parameters = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name != "console":
-            option = Parameter(group=group_of.get(name), consume_multiple=SEVERAL, negative="", show_default=False)
-            annotation = SPECIAL.get(name, Annotated[hints[name], option])
-            kind = parameter.POSITIONAL_ONLY if name == "data" else parameter.KEYWORD_ONLY
-            parameters.append(parameter.replace(kind=kind, annotation=annotation))
-
-    @functools.wraps(function)
-    def command(*arguments: Any, **options: Any) -> None:
-        if not arguments and options.get("resume") is None:
-            _refuse_data_as_value(options)
-        console = command_console(holds_last=True)
-        with console.working():
-            result = function(*arguments, **options, console=console)
-        finish(result, console)
-        console.print_held()
-
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[2]
-    command.__doc__ = f"{inspect.cleandoc(help_text)}\n\nArgs:\n{spell_options(arguments)}"
-    return command
-
-
-def _refuse_data_as_value(options: Mapping[str, Any]) -> None:
-    """Raise an error if DATA seems to be the last value of an option that takes several."""
-    values = {**options, **vars(options.get("read", ReadOptions()))}
+def refuse_data_as_value(given: Given) -> None:
+    """Raise an error if DATA is missing and seems to be the last value of an option that takes several."""
+    if "data" in given or "resume" in given:
+        return
+    values = {**given, **vars(given.get("read", ReadOptions()))}
     for name, words in values.items():
         if isinstance(words, tuple | list) and words and Path(words[-1]).exists():
             option = spell_options(f"`{name}`")

@@ -1,54 +1,46 @@
 """`probmcl predict`: predict the classes of images."""
 
+import contextlib
 import csv
 import io
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
+from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
 from probmcl.cli.terminal import command_console
+from probmcl.console import Console
 from probmcl.errors import LISTED, counted, one_line, printable
+from probmcl.settings.declaration import Option
+from probmcl.settings.model_options import StreamOptions
 
 if TYPE_CHECKING:
     from probmcl.inference import Predictions
 
 
-def command(
-    run: Annotated[Path, Parameter(help="run folder of the model")],
-    images: Annotated[
-        list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths")
-    ],
-    /,
-    *,
-    out: Annotated[Path | None, Parameter(help="new .csv or .json file (default: print one line per image)")] = None,
-    format: Annotated[  # noqa: A002
-        Literal["full", "short"], Parameter(help="short: a CSV table with the columns path and labels only")
-    ] = "full",
-    threshold: Annotated[
-        float | None, Parameter(help="predict a class above this probability (default: the run's thresholds)")
-    ] = None,
-    raw: Annotated[bool, Parameter(help="give the scores before calibration", negative="")] = False,
-    abstain: Annotated[
-        float | None,
-        Parameter(help="leave decisions open so that at most this share of yes or no is wrong, such as 0.05"),
-    ] = None,
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
-    workers: Annotated[
-        int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
-    ] = None,
-    batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
+@dataclass(frozen=True)
+class PredictCommand(ModelCommand):
+    """What only the command has."""
+
+    _: KW_ONLY
+    out: Annotated[Path | None, Option("new .csv or .json file (default: print one line per image)")] = None
+    format: Annotated[Literal["full", "short"], Option("short: a CSV table with the columns path and labels only")] = (
+        "full"
+    )
     raw_cells: Annotated[
         bool,
-        Parameter(
-            help="CSV: write paths and names unchanged, even if a spreadsheet would treat them as formulas", negative=""
-        ),
-    ] = False,
-) -> None:
+        Option("CSV: write paths and names unchanged, even if a spreadsheet would treat them as formulas"),
+    ] = False
+
+
+LAYOUT = Layout(types={"images": list[str]}, follows={"device": "abstain", "raw_cells": "batch_size"}, has_groups=False)
+
+
+@own_command_of(PredictCommand, StreamOptions, LAYOUT)
+def command(own: PredictCommand, given: Given) -> None:
     """Predict the classes of images, with a probability and a decision for each class.
 
     A CSV file has the columns path and error and, for each class, a column NAME with its probability and a column
@@ -68,46 +60,68 @@ def command(
     """
     from probmcl.data.stream import find
     from probmcl.inference import load
-    from probmcl.inference.prediction_files import partial_path, refuse_output, write_predictions
+    from probmcl.inference.prediction_files import refuse_output, write_predictions
 
-    if out is not None:
-        refuse_output(out, format)
-    if format == "short" and abstain is not None:
+    if own.out is not None:
+        refuse_output(own.out, own.format)
+    if own.format == "short" and "abstain" in given:
         raise ValueError(
-            f"--abstain {abstain:g} cannot be combined with --format short, which lists only assigned labels"
+            f"--abstain {given['abstain']:g} cannot be combined with --format short, which lists only assigned labels"
         )
-    console, counts = command_console(stderr=True), _Counts()
-    model = load(run, device=device)
-    if model.calibration is None and not raw:
-        console.print(f"note: {run} is not calibrated, so these are raw scores; first run: probmcl calibrate {run}")
-    blocks = model.stream(images, threshold=threshold, raw=raw, abstain=abstain, batch_size=batch_size, workers=workers)
-    if out is None:
-        output, tallied = command_console(), counts.count(blocks)
-        full = itertools.chain.from_iterable(map(lines, tallied))
-        # In a file or a pipe, a CSV table has tabs and line feeds in its cells.
-        is_csv = format == "short" and not sys.stdout.isatty() and not output.rich.quiet
-        for line in short_lines(tallied, raw_cells=raw_cells) if format == "short" else full:
-            (print if is_csv else output.print_line)(line)
+    console = command_console(stderr=True)
+    model = load(own.run, device=own.device)
+    if model.calibration is None and not given.get("raw"):
+        problem = f"{own.run} is not calibrated, so these are raw scores"
+        console.print(f"note: {problem}; first run: probmcl calibrate {own.run}")
+    blocks = model.stream(**given)
+    counts = _Counts()
+    if own.out is None:
+        _print_predictions(counts.count(blocks), own)
     else:
-        try:
-            with console.working("listing the images"):
-                count = sum(1 for _ in find(images))
-            with console.progress("predicting", count) as bar:
-                tallied = counts.count(blocks, lambda count: bar.advance(count, steps=count))
-                write_predictions(out, tallied, format, raw_cells=raw_cells)
-        except BaseException:
-            if partial_path(out).exists():
-                done = counted(counts.images, "image; its prediction is", "images; their predictions are")
-                console.print(f"stopped after {done} in {partial_path(out)}")
-            raise
-        written = counts.images - counts.errors if format == "short" else counts.images
-        console.print(f"predictions for {counted(written, 'image')}: {out}")
+        with console.working("listing the images"):
+            count = sum(1 for _ in find(given["images"]))
+        with _partial_file_noted(own.out, counts, console), console.progress("predicting", count) as bar:
+            tallied = counts.count(blocks, lambda count: bar.advance(count, steps=count))
+            write_predictions(own.out, tallied, own.format, raw_cells=own.raw_cells)
+        written = counts.images - counts.errors if own.format == "short" else counts.images
+        console.print(f"predictions for {counted(written, 'image')}: {own.out}")
     if counts.errors:
-        reasons = "see ERROR in the output" if out is None else f"see the error column in {out}"
-        message = counts.message(f"not in the output: {counts.named()}" if format == "short" else reasons)
+        message = counts.message(_where_reasons_are(own, counts))
         if counts.errors == counts.images:
             raise ValueError(message)
         console.print(message)
+
+
+def _print_predictions(blocks: Iterator["Predictions"], own: PredictCommand) -> None:
+    output = command_console()
+    if own.format == "full":
+        for line in itertools.chain.from_iterable(map(lines, blocks)):
+            output.print_line(line)
+        return
+    # In a file or a pipe, a CSV table has tabs and line feeds in its cells.
+    write = output.print_line if sys.stdout.isatty() or output.rich.quiet else print
+    for line in short_lines(blocks, raw_cells=own.raw_cells):
+        write(line)
+
+
+@contextlib.contextmanager
+def _partial_file_noted(out: Path, counts: "_Counts", console: Console) -> Iterator[None]:
+    """If writing stops early, print how many predictions the partial file has."""
+    from probmcl.inference.prediction_files import partial_path
+
+    try:
+        yield
+    except BaseException:
+        if partial_path(out).exists():
+            done = counted(counts.images, "image; its prediction is", "images; their predictions are")
+            console.print(f"stopped after {done} in {partial_path(out)}")
+        raise
+
+
+def _where_reasons_are(own: PredictCommand, counts: "_Counts") -> str:
+    if own.format == "short":
+        return f"not in the output: {counts.named()}"
+    return "see ERROR in the output" if own.out is None else f"see the error column in {own.out}"
 
 
 def lines(block: "Predictions") -> Iterator[str]:

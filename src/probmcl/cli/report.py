@@ -1,24 +1,25 @@
 """`probmcl report`: write a page that shows what a model learned, and whether to trust it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
-
-from probmcl.cli import options
+from probmcl.cli.options import Given, Layout, own_command_of
 from probmcl.cli.terminal import command_console
+from probmcl.settings.declaration import Argument
+from probmcl.settings.model_options import ReportOptions
 
 
-def command(
-    run: Annotated[Path, Parameter(help="run folder to describe")],
-    /,
-    *others: Annotated[Path, Parameter(help="other run folders to compare it with")],
-    out: Annotated[Path | None, Parameter(help="the page to write (default: report.html in the run folder)")] = None,
-    images: Annotated[
-        bool, Parameter(help="include photographs, or leave them out if they are private", negative="--no-images")
-    ] = True,
-    device: options.Device = "auto",
-) -> None:
+@dataclass(frozen=True)
+class ReportCommand:
+    """The runs of a report: on the command line, the first one has a name of its own."""
+
+    run: Annotated[Path, Argument("run folder to describe")]
+    others: Annotated[tuple[Path, ...], Argument("other run folders to compare it with")] = ()
+
+
+@own_command_of(ReportCommand, ReportOptions, Layout(types={"out": Path | None}, replaced=["runs"]))
+def command(own: ReportCommand, given: Given) -> None:
     """Write a page that shows what a model learned, where it fails, and whether to use it.
 
     The page is one HTML file that opens without a network, and a JSON file with the same content is written next to it.
@@ -35,5 +36,5 @@ def command(
 
     console = command_console(stderr=True)
     with console.working():
-        page, decision = write_report([run, *others], out, images=images, device=device, console=console, notes=console)
+        page, decision = write_report([own.run, *own.others], **given, console=console, notes=console)
     command_console().print(f"report: {decision}; {page}")

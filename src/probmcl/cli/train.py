@@ -4,26 +4,17 @@ import shlex
 from typing import TYPE_CHECKING
 
 from probmcl import api
-from probmcl.cli.options import as_command
+from probmcl.cli.options import Given, Layout, command_of, refuse_data_as_value
+from probmcl.cli.terminal import command_console
 from probmcl.console import Console
+from probmcl.settings.options import TrainOptions
 
 if TYPE_CHECKING:
     from probmcl.run.results import Run
 
 
-def print_next(run: "Run", console: Console) -> None:
-    """Print the command that predicts: the images without labels, if the data have such images."""
-    from probmcl.readers.options import METADATA_FILE
-    from probmcl.store.run_folder import RunFolder
-
-    data = RunFolder(run.folder).read(METADATA_FILE).data
-    images = shlex.join(() if data is None else data.unlabeled) or "IMAGES"
-    console.print(f"next: probmcl predict {shlex.quote(str(run.folder))} {images} --out predictions.csv")
-
-
-command = as_command(
-    api.train,
-    print_next,
+@command_of(TrainOptions, Layout(has_defaults=False))
+def command(given: Given) -> None:
     """Train a model on labeled images and keep it only if it beats a linear probe.
 
     All images and labels are checked first, as in probmcl check. Then a linear probe is fitted on the frozen encoder
@@ -41,5 +32,20 @@ command = as_command(
     Example: probmcl train --resume runs/2026-11-15-photos
 
     Example: torchrun --nproc-per-node 2 -m probmcl train photos/
-    """,
-)
+    """
+    refuse_data_as_value(given)
+    console = command_console(holds_last=True)
+    with console.working():
+        run = api.train(**given, console=console)
+    print_next(run, console)
+    console.print_held()
+
+
+def print_next(run: "Run", console: Console) -> None:
+    """Print the command that predicts: the images without labels, if the data have such images."""
+    from probmcl.readers.options import METADATA_FILE
+    from probmcl.store.run_folder import RunFolder
+
+    data = RunFolder(run.folder).read(METADATA_FILE).data
+    images = shlex.join(() if data is None else data.unlabeled) or "IMAGES"
+    console.print(f"next: probmcl predict {shlex.quote(str(run.folder))} {images} --out predictions.csv")
