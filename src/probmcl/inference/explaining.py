@@ -1,7 +1,6 @@
 """Explanations of a batch: the labels to explain, and their maps."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ from probmcl.data.stream import Decoded
 from probmcl.errors import OptionError, suggestion
 from probmcl.explain import Explanation, forward_pass
 from probmcl.methods.base import Classifier
-
-Labels = Literal["decided", "all"] | Sequence[str]
-"""The labels to explain: those that the model assigns to an image, all classes, or the classes in a list."""
+from probmcl.settings.model_options import Labels
 
 
 def label_columns(labels: Labels, names: Sequence[str]) -> list[int] | None:

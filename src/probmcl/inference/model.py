@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final, get_args
 
@@ -17,21 +17,30 @@ from probmcl.calibration.maps import Kind
 from probmcl.console import Console
 from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.images import Preprocessing
-from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.records import SPLITS, Records
 from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
-from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
+from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
 from probmcl.inference.class_mapping import match_classes, read_renames
-from probmcl.inference.explaining import NOT_FINITE, Labels, explain_batch, failed_rows, label_columns
+from probmcl.inference.explaining import NOT_FINITE, explain_batch, failed_rows, label_columns
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
-from probmcl.readers.options import DataSource, ReadOptions, refuse_share
+from probmcl.readers.options import DataSource, refuse_share
 from probmcl.readers.read import read_recorded, read_source
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
+from probmcl.settings.declaration import method_keywords_of
+from probmcl.settings.model_options import (
+    CalibrateOptions,
+    EmbedOptions,
+    EvaluateOptions,
+    ExplainOptions,
+    PredictOptions,
+    StreamOptions,
+)
 
 DecisionRule = tuple[float | Float64[ndarray, " C"], Float64[ndarray, " C"] | None]
 """The threshold of yes decisions, for all classes or per class, and that of no decisions if the model may abstain."""
@@ -85,71 +94,39 @@ class Model:
         summary += ", not calibrated" if self.calibration is None else ""
         return f"Model({str(self.folder)!r}, {summary})"
 
-    def predict(
-        self,
-        images: Source | Sequence[Source],
-        *,
-        threshold: float | None = None,
-        raw: bool = False,
-        abstain: float | None = None,
-        batch_size: int | None = None,
-        workers: int | None = None,
-        console: Console | None = None,
-    ) -> Predictions:
+    @method_keywords_of(PredictOptions)
+    def predict(self, options: PredictOptions) -> Predictions:
         """Return a calibrated probability and a decision for each image and class; unreadable images are in `errors`.
 
-        Args:
-            images: files, folders or images in memory; see `Model`.
-            threshold: a class is predicted above this probability (default: the thresholds of the run).
-            raw: return the scores before calibration; their default threshold is 0.5.
-            abstain: largest error rate, such as 0.05, among the yes and among the no decisions of each class. With
-                probability 0.9, the rates stay below it; other decisions are left open. Thresholds are not used.
-            batch_size: images in a forward pass; see `Model`.
-            workers: processes that decode images; see `Model`.
-            console: prints progress; see `Model`.
+        The default threshold of raw scores is 0.5. With `abstain`, the error rates among the yes and among the no
+        decisions of each class stay below it with probability 0.9, other decisions are left open, and thresholds are
+        not used.
         """
-        rule = self._decision_rule(threshold, raw, abstain)
-        blocks = self._stream(images, rule, raw, batch_size, workers)
-        return Predictions.concatenate(self.names, rule[0], _with_progress(blocks, "predicting", images, console))
+        rule = self._decision_rule(options.threshold, options.raw, options.abstain)
+        blocks = _with_progress(self._stream(options, rule), "predicting", options.images, options.console)
+        return Predictions.concatenate(self.names, rule[0], blocks)
 
-    def stream(
-        self,
-        images: Source | Sequence[Source],
-        *,
-        threshold: float | None = None,
-        raw: bool = False,
-        abstain: float | None = None,
-        batch_size: int | None = None,
-        workers: int | None = None,
-    ) -> Iterator[Predictions]:
-        """Yield the predictions in blocks, so memory use does not grow with the number of images."""
-        return self._stream(images, self._decision_rule(threshold, raw, abstain), raw, batch_size, workers)
+    @method_keywords_of(StreamOptions)
+    def stream(self, options: StreamOptions) -> Iterator[Predictions]:
+        """Yield the predictions of `predict` in blocks, so memory use does not grow with the number of images."""
+        return self._stream(options, self._decision_rule(options.threshold, options.raw, options.abstain))
 
-    def _stream(
-        self,
-        images: Source | Sequence[Source],
-        rule: DecisionRule,
-        raw: bool,
-        batch_size: int | None,
-        workers: int | None,
-    ) -> Iterator[Predictions]:
-        batches = decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers)
-        return (self._predict_batch(batch, rule, raw) for batch in batches)
+    def _stream(self, options: StreamOptions, rule: DecisionRule) -> Iterator[Predictions]:
+        batches = self._decode(options)
+        return (self._predict_batch(batch, rule, options.raw) for batch in batches)
 
+    def _decode(self, options: StreamOptions | EmbedOptions | ExplainOptions) -> Generator[Decoded, None, None]:
+        size = self._batch_size(options.batch_size)
+        return decode(options.images, self.preprocessing, batch_size=size, workers=options.workers)
+
+    @method_keywords_of(EmbedOptions)
     @torch.inference_mode()
-    def embed(
-        self,
-        images: Source | Sequence[Source],
-        *,
-        batch_size: int | None = None,
-        workers: int | None = None,
-        console: Console | None = None,
-    ) -> Float[ndarray, "N D"]:
+    def embed(self, options: EmbedOptions) -> Float[ndarray, "N D"]:
         """Return the encoder's unnormalized features for each image; an unreadable image is an error."""
         features: list[ndarray] = []
-        batches = decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers)
+        batches = self._decode(options)
         with contextlib.closing(batches):
-            for batch in _with_progress(batches, "embedding", images, console):
+            for batch in _with_progress(batches, "embedding", options.images, options.console):
                 if batch.errors:
                     raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair or remove it")
                 rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
@@ -158,113 +135,67 @@ class Model:
                 features.append(np.asarray(rows.float().cpu()))
         return np.concatenate(features)
 
-    def explain(
-        self,
-        images: Source | Sequence[Source],
-        *,
-        labels: Labels = "decided",
-        threshold: float | None = None,
-        batch_size: int | None = None,
-        workers: int | None = None,
-        console: Console | None = None,
-    ) -> Explanations:
-        """Return a Grad-CAM heat map for each image and label; unreadable images are in `errors`.
-
-        Args:
-            images: files, folders or images in memory; see `Model`.
-            labels: `decided` for the labels that the model assigns to the image, `all`, or a list of class names.
-            threshold: a class is assigned above this probability (default: the thresholds of the run).
-            batch_size: images in a forward pass; see `Model`.
-            workers: processes that decode images; see `Model`.
-            console: prints progress; see `Model`.
-        """
-        columns, (yes, _) = label_columns(labels, self.names), self._decision_rule(threshold, False, None)
+    @method_keywords_of(ExplainOptions)
+    def explain(self, options: ExplainOptions) -> Explanations:
+        """Return a Grad-CAM heat map for each image and label; unreadable images are in `errors`."""
+        columns = label_columns(options.labels, self.names)
+        yes, _ = self._decision_rule(options.threshold, False, None)
 
         def decide(scores: Float[ndarray, "K C"]) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
             probabilities = self._probabilities(scores, raw=False)
             return probabilities, probabilities > yes
 
-        batches = decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers)
+        batches = self._decode(options)
         explained: list[Explanation] = []
         with contextlib.closing(batches):
-            for batch in _with_progress(batches, "explaining", images, console):
+            for batch in _with_progress(batches, "explaining", options.images, options.console):
                 explained += explain_batch(self.classifier, batch, self.names, decide, columns)
         return Explanations(self.names, tuple(explained))
 
-    def evaluate(
-        self,
-        data: Path | str | None = None,
-        split: Split = "test",
-        *,
-        images: Path | str | None = None,
-        read: ReadOptions = ReadOptions(),
-        rename: Path | str | Mapping[str, str] | None = None,
-        by: str | None = None,
-        aggregate: Aggregate | None = None,
-        raw: bool = False,
-        abstain: float | None = None,
-        skip_bad: float | None = None,
-        draws: int = 1000,
-        seed: int = 0,
-        batch_size: int | None = None,
-        workers: int | None = None,
-        console: Console | None = None,
-    ) -> dict[str, Any]:
+    @method_keywords_of(EvaluateOptions)
+    def evaluate(self, options: EvaluateOptions) -> dict[str, Any]:
         """Evaluate the model on one split of labeled data, with confidence intervals.
 
         Images of the run keep the split that they had there. New images have their split in the data; if the data have
         only train images, new images count as `split`. Classes are matched by name. The result also lists the classes
         that only the model or only the data have, the `skipped` images, and the number of images that the run was
-        `trained_on` and `calibrated_on`.
-
-        Args:
-            data: the data to evaluate on; None for the data of the run.
-            split: train, val or test.
-            images: folder that image paths are relative to.
-            read: reading options; for the data of the run, they override the stored options.
-            rename: mapping from class names in the data to class names in the model, or a file that contains it.
-            by: a column whose values are also evaluated separately.
-            aggregate: evaluate groups instead of images, by the mean or the maximum of their images' scores.
-            raw: evaluate the scores before calibration.
-            abstain: also evaluate decisions that are yes, no or not sure; see `predict`.
-            skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
-            draws: number of bootstrap resamples of groups, or of images if there are no groups; 0 for no intervals.
-            seed: random seed for the resamples.
-            batch_size: images in a forward pass; see `Model`.
-            workers: processes that decode images; see `Model`.
-            console: prints progress; see `Model`.
+        `trained_on` and `calibrated_on`. For the data of the run, `read` overrides the stored options. The bootstrap
+        draws groups, or images if there are no groups.
         """
-        if split not in SPLITS:
-            raise OptionError("split", split, f"must be one of {', '.join(SPLITS)}")
-        refuse_share(skip_bad)
-        options = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
-        (yes, no), console = self._decision_rule(None, raw, abstain), console or Console.delayed()
-        source, keep = self._evaluation_source(data, images, read), () if by is None else (by,)
+        if options.split not in SPLITS:
+            raise OptionError("split", options.split, f"must be one of {', '.join(SPLITS)}")
+        refuse_share(options.skip_bad)
+        how = EvaluationOptions(options.by, options.aggregate, options.draws, options.seed)
+        yes, no = self._decision_rule(None, options.raw, options.abstain)
+        console = options.console or Console.delayed()
+        source = self._evaluation_source(options)
+        keep = () if options.by is None else (options.by,)
         with console.working("reading the data"):
-            records = read_recorded(source, console, keep=keep) if data is None else read_source(source, keep=keep)
-        renames = read_renames(rename, model=self.names, data=records.label_space.names)
+            is_recorded = options.data is None
+            records = read_recorded(source, console, keep=keep) if is_recorded else read_source(source, keep=keep)
+        renames = read_renames(options.rename, model=self.names, data=records.label_space.names)
         mapping = match_classes(self.names, records.label_space.names, renames)
         run_splits = read_run_splits(self.folder)
-        records = select_split(records, split, run_splits)
-        options.values(records)  # raises errors before images are scored
-        trained_on = count_trained_on(records.paths, run_splits, split)
-        calibration, columns = None if raw else self.calibration, mapping.in_model
+        records = select_split(records, options.split, run_splits)
+        how.values(records)  # raises errors before images are scored
+        trained_on = count_trained_on(records.paths, run_splits, options.split)
+        calibration, columns = None if options.raw else self.calibration, mapping.in_model
         unchanged = calibration is None or (calibration.kind == "none" and not self.hierarchy)
         calibrated_on = 0 if calibration is None else self._count_calibrated_on(records.paths, calibration)
-        records, scores, bad = self.score(records, skip_bad, batch_size, workers, console)
+        records, scores, bad = self.score(records, options, console)
         rows = ScoredRows(
-            self._probabilities(scores, raw)[:, columns],
+            self._probabilities(scores, options.raw)[:, columns],
             *mapping.labels(records.states),
             records.group,
             raw=None if unchanged else scores[:, columns],
         )
         result = evaluate_rows(
             rows,
-            options,
-            options.values(records),
+            how,
+            how.values(records),
             console,
             names=mapping.common,
-            split=split,
+            split=options.split,
             note=self.classifier.note,
             levels=levels_of(self._parents)[columns].tolist() if self.hierarchy else (),
             thresholds=None if calibration is None else calibration.threshold[columns],
@@ -282,74 +213,51 @@ class Model:
             "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
         }
 
-    def calibrate(
-        self,
-        data: Path | str | None = None,
-        *,
-        calibration: Kind | None = None,
-        thresholds: str | float | None = None,
-        images: Path | str | None = None,
-        read: ReadOptions = ReadOptions(),
-        rename: Path | str | Mapping[str, str] | None = None,
-        skip_bad: float | None = None,
-        batch_size: int | None = None,
-        workers: int | None = None,
-        console: Console | None = None,
-    ) -> Calibration:
+    @method_keywords_of(CalibrateOptions)
+    def calibrate(self, options: CalibrateOptions) -> Calibration:
         """Fit the calibration and the thresholds again, use them from now on, and write them to the run folder.
 
         Without data, they are fitted to the same held-out scores as before. With data from another site, they are
         fitted to its validation images or, if the data have no splits, to all of its images; classes that the data
         lack keep their calibration. The scores of the run's test images in evaluation.json are updated.
-
-        Args:
-            data: labeled images that the model was not trained on.
-            calibration: `sigmoid`, `isotonic` (for classes with at least 1,000 positives) or `none` (default: as
-                before, or sigmoid).
-            thresholds: balanced, f1, precision:P, recall:R, cost:FN,FP or a number; see `ThresholdRule` (default: as
-                before, or balanced).
-            images: folder that image paths are relative to.
-            read: reading options.
-            rename: mapping from class names in the data to class names in the model, or a file that contains it.
-            skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
-            batch_size: images in a forward pass; see `Model`.
-            workers: processes that decode images; see `Model`.
-            console: prints progress; see `Model`.
         """
         from probmcl.inference import recalibration
 
-        if calibration not in (None, *get_args(Kind)):
-            raise OptionError("calibration", calibration, f"must be one of {', '.join(get_args(Kind))}")
-        before, console = self.calibration, console or Console.delayed()
-        kind = calibration or (before.kind if before else "sigmoid")
-        rule = ThresholdRule.parse((before.thresholds if before else "balanced") if thresholds is None else thresholds)
-        refuse_share(skip_bad)
+        if options.calibration not in (None, *get_args(Kind)):
+            raise OptionError("calibration", options.calibration, f"must be one of {', '.join(get_args(Kind))}")
+        before = self.calibration
+        kind = options.calibration or (before.kind if before else "sigmoid")
+        thresholds = before.thresholds if before else "balanced"
+        rule = ThresholdRule.parse(thresholds if options.thresholds is None else options.thresholds)
+        refuse_share(options.skip_bad)
         recalibration.refuse_unfinished(self.folder)
-        if data is None:
+        console = options.console or Console.delayed()
+        if options.data is None:
             held_out = recalibration.stored_held_out_scores(self)
         else:
-            source = self._evaluation_source(data, images, read)
-            held_out = recalibration.score_other_images(self, source, rename, skip_bad, batch_size, workers, console)
+            source = self._evaluation_source(options)
+            held_out = recalibration.score_other_images(self, source, options, console)
         self.calibration = recalibration.calibrate_run(self, held_out, kind, rule, console)
         return self.calibration
 
-    def _evaluation_source(self, data: Path | str | None, images: Path | str | None, read: ReadOptions) -> DataSource:
-        if data is not None:
-            return DataSource(Path(data), None if images is None else Path(images), read)
+    def _evaluation_source(self, options: EvaluateOptions | CalibrateOptions) -> DataSource:
+        if options.data is not None:
+            images = None if options.images is None else Path(options.images)
+            return DataSource(Path(options.data), images, options.read)
         if self._source is None:
             raise DataError("the data of this run were not read from a file; specify the data to evaluate on")
-        return self._source.with_changes(images, read)
+        return self._source.with_changes(options.images, options.read)
 
     def score(
-        self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
+        self, records: Records, options: EvaluateOptions | CalibrateOptions, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
         """Score the readable images. If too many are unreadable, the rest are only decoded, to list all bad images."""
         scores: list[ndarray] = []
         bad: list[BadImage] = []
-        size, first = self._batch_size(batch_size), 0
+        size, first = self._batch_size(options.batch_size), 0
         with console.progress("scoring", len(records)) as bar:
-            for batch in decode_files(records.paths, self.preprocessing, batch_size=size, workers=workers):
-                if len(bad) / len(records) <= (skip_bad or 0.0):
+            for batch in decode_files(records.paths, self.preprocessing, batch_size=size, workers=options.workers):
+                if len(bad) / len(records) <= (options.skip_bad or 0.0):
                     batch, block = self._scores(batch)
                     scores.append(block)
                 unreadable = sorted(set(range(len(batch.paths))) - set(batch.rows))
@@ -357,7 +265,7 @@ class Model:
                     bad.append(BadImage(first + row, error.path, error.reason))
                 first += len(batch.paths)
                 bar.advance(len(batch.paths), steps=len(batch.paths))
-        return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
+        return without_bad(records, bad, share=options.skip_bad), np.concatenate(scores), bad
 
     def _count_calibrated_on(self, paths: Sequence[Path], calibration: Calibration) -> int | None:
         """Return how many images the calibration was fitted to; None if its images are not stored with the run."""

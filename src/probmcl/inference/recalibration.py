@@ -28,6 +28,7 @@ from probmcl.methods.base import Classifier
 from probmcl.readers.options import DataSource
 from probmcl.readers.read import read_source
 from probmcl.runtime.lock import locked
+from probmcl.settings.model_options import CalibrateOptions
 from probmcl.store.decoding import encoded_struct
 from probmcl.store.files import EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD
 from probmcl.store.rows import File
@@ -51,7 +52,7 @@ class ScoringModel(Protocol):
     calibration: Calibration | None
 
     def score(
-        self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
+        self, records: Records, options: CalibrateOptions, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
         """Return the readable records, their raw scores, and the unreadable images."""
 
@@ -118,15 +119,7 @@ def stored_held_out_scores(model: ScoringModel) -> HeldOut:
     return HeldOut(name, read_scores(scores_file(model.folder, name), classes=len(model.names)))
 
 
-def score_other_images(
-    model: ScoringModel,
-    source: DataSource,
-    rename: Path | str | Mapping[str, str] | None,
-    skip_bad: float | None,
-    batch_size: int | None,
-    workers: int | None,
-    console: Console,
-) -> HeldOut:
+def score_other_images(model: ScoringModel, source: DataSource, options: CalibrateOptions, console: Console) -> HeldOut:
     """Score the validation images of other data.
 
     Data without a val or test split are used completely, except for images of the run's other splits. Classes are
@@ -134,14 +127,14 @@ def score_other_images(
     """
     with console.working("reading the data"):
         records = read_source(source)
-    renames = read_renames(rename, model=model.names, data=records.label_space.names)
+    renames = read_renames(options.rename, model=model.names, data=records.label_space.names)
     mapping, run_splits = match_classes(model.names, records.label_space.names, renames), read_run_splits(model.folder)
     for names, meaning in ((mapping.only_in_model, "not in the data, so unchanged"), (mapping.only_in_data, "ignored")):
         if names:
             console.print(f"note: {counted(len(names), 'class is', 'classes are')} {meaning}: {listing(names)}")
     records = select_split(records, "val", run_splits, remedy="all images are in other splits of the run; use others")
     count_trained_on(records.paths, run_splits, "val")  # warns about copies of training images
-    records, scores, _ = model.score(records, skip_bad, batch_size, workers, console)
+    records, scores, _ = model.score(records, options, console)
     labels, known = np.zeros(scores.shape, dtype=np.float32), np.zeros(scores.shape, dtype=bool)
     labels[:, mapping.in_model], known[:, mapping.in_model] = mapping.labels(records.states)
     rows = ScoredRows(scores, labels, known, records.group)

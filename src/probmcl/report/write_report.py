@@ -1,10 +1,9 @@
 """Writing the report of a run or a comparison: one HTML page, and a JSON file with the same content."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
 from probmcl.experiments.results import Comparison
 from probmcl.report import comparison_plot, comparison_tables
@@ -14,30 +13,17 @@ from probmcl.report.run_report import run_report
 from probmcl.report.verdict import Decision
 from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
+from probmcl.settings.declaration import keywords_of
+from probmcl.settings.model_options import ReportOptions
 from probmcl.store import files
 from probmcl.store.run_folder import RunFolder, is_run
 from probmcl.version import __version__
 
 
-def write_report(
-    runs: Sequence[Path | str],
-    out: Path | str | None = None,
-    *,
-    images: bool = True,
-    device: str = "auto",
-    console: Console | None = None,
-    notes: Console | None = None,
-) -> tuple[Path, Decision]:
-    """Write the report of a run, and return the path of the page and the verdict.
-
-    Args:
-        runs: run folders; the first is described in detail and compared with the others.
-        out: the page (default: report.html in the first run); the JSON file has the same name with another suffix.
-        images: whether the page contains photographs.
-        device: device that computes features and heat maps.
-        console: prints progress.
-        notes: prints the folders that images are read from, before they are read (default: not printed).
-    """
+@keywords_of(ReportOptions)
+def write_report(options: ReportOptions) -> tuple[Path, Decision]:
+    """Write the report of a run, and return the path of the page and the verdict."""
+    runs, out = options.runs, options.out
     page = Path(runs[0]) / files.REPORT if out is None else Path(out)
     data = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm"):
@@ -47,7 +33,9 @@ def write_report(
     for folder in runs:
         if (Path(folder) / files.COMPARISON).is_file():
             raise RunError(f"{folder} is a comparison, whose report is written with it; pass one of its runs")
-    report = run_report(runs, images=images, device=device, console=console, notes=notes)
+    report = run_report(
+        runs, images=options.images, device=options.device, console=options.console, notes=options.notes
+    )
     _write_files(page.parent, {page.name: _encoded(render_page(report)), data.name: _encoded(report_json(report))})
     decision: Decision = report.content["verdict"]["decision"]
     return page, decision
