@@ -8,7 +8,7 @@ from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
 from probmcl.cli.terminal import command_console
 from probmcl.errors import counted, listed, one_line
 from probmcl.settings.declaration import Option
-from probmcl.settings.model_options import ExplainOptions, Labels
+from probmcl.settings.model_options import ExplainedLabels, ExplainOptions
 
 if TYPE_CHECKING:
     from probmcl.explain import Explanations
@@ -93,7 +93,7 @@ def _captions(run: Path, against: Path | None) -> dict[str, Path]:
     return dict(zip(captions, (run, against), strict=True))
 
 
-def _labels(labels: list[str], models: "list[Model]") -> Labels:
+def _labels(labels: list[str], models: "list[Model]") -> ExplainedLabels:
     """Return the labels to explain; for two runs, the classes of both are needed to compare decisions."""
     if labels not in (["decided"], ["all"]):
         return labels

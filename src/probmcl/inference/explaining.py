@@ -12,10 +12,10 @@ from probmcl.data.stream import Decoded
 from probmcl.errors import OptionError, suggestion
 from probmcl.explain import Explanation, forward_pass
 from probmcl.methods.base import Classifier
-from probmcl.settings.model_options import Labels
+from probmcl.settings.model_options import ExplainedLabels
 
 
-def label_columns(labels: Labels, names: Sequence[str]) -> list[int] | None:
+def label_columns(labels: ExplainedLabels, names: Sequence[str]) -> list[int] | None:
     """Return the columns of the labels to explain; None for the labels that the model assigns.
 
     >>> label_columns("all", ("cat", "dog")), label_columns(["dog"], ("cat", "dog"))

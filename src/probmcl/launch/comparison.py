@@ -21,7 +21,7 @@ from probmcl.launch.run import (
     data_name,
     data_source,
     derived_settings,
-    new_folder,
+    output_folder,
     print_warnings,
     read_data,
     with_intensity,
@@ -51,7 +51,7 @@ def start_comparison(options: CompareOptions, console: Console, started: float) 
     assert prepared.source is not None
     name = data_name(source)
     stored = StoredComparison(prepared.source, name, spec, prepared.warnings, tuple(map(str, added)))
-    with new_folder(options.out, f"{name}-comparison") as folder:
+    with output_folder(options.out, f"{name}-comparison") as folder:
         if is_main_process():
             create_comparison(folder, stored, prepared)
         runner = ComparisonRunner(prepared, spec, folder, console, name, started=started)

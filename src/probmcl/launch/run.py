@@ -47,7 +47,7 @@ def start_run(options: TrainOptions, console: Console) -> Run:
     prepared = read_data(source, options.checks, settings, console)
     print_warnings((warning for warning in prepared.warnings if warning.kind == "seen_before"), console)
     settings = with_intensity(settings, prepared, options.checks)
-    new_run = new_folder(options.out, data_name(source))
+    new_run = output_folder(options.out, data_name(source))
     with new_run as folder, resume_hint("train", folder, console, named_files(settings)):
         return train_run(prepared, settings, folder, console)
 
@@ -163,7 +163,7 @@ def print_warnings(warnings: Iterable[RunWarning], console: Console) -> None:
 
 
 @contextmanager
-def new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
+def output_folder(out: Path | str | None, name: str) -> Iterator[Path]:
     """Yield the folder for a new run. A default folder is removed if it is still empty at the end."""
     if out is not None:
         yield Path(out)

@@ -16,7 +16,7 @@ from probmcl.runtime.files import DAMAGED, convert
 from probmcl.runtime.machine import find_device
 from probmcl.settings.declaration import Options, declared_options
 from probmcl.settings.options import StoredSettings, Tune
-from probmcl.settings.schema import Settings, TrainingJob, ValueOrigin, method_settings, to_settings
+from probmcl.settings.schema import Settings, TrainingJob, ValueOrigin, convert_settings, method_settings
 from probmcl.store.files import CONFIG
 from probmcl.store.run_folder import RunFolder
 from probmcl.training.optimizer import Training
@@ -153,7 +153,7 @@ def make_settings(options: Mapping[str, Any], origins: Mapping[str, ValueOrigin]
     if method == "probe":
         keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
     jobs = tuple(_jobs(method, preset, changes, training, keys["tune"]))
-    settings = to_settings({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
+    settings = convert_settings({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
     return replace(settings, origins=_origins(settings, given))
 
 
@@ -179,7 +179,7 @@ def _jobs(
         values = default_training(name, tune) | training
         if method == "auto" and isinstance(training.get("epochs"), int):  # these epochs have two views of each image
             values["epochs"] = 2 * training["epochs"] // find_method(name).n_views
-        yield TrainingJob(full_name(name), settings, to_settings(values, Training, where="training"))
+        yield TrainingJob(full_name(name), settings, convert_settings(values, Training, where="training"))
 
 
 def default_training(method: str, tune: Tune) -> dict[str, Any]:

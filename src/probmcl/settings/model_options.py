@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NewType
 from probmcl.console import Console
 from probmcl.readers.options import ReadOptions
 from probmcl.settings.declaration import Argument, Group, Option, Options
-from probmcl.settings.options import Images, Read, Workers
+from probmcl.settings.options import ImagesOption, ReadOption, WorkersOption
 
 if TYPE_CHECKING:
     from probmcl.data.stream import Source
@@ -19,26 +19,26 @@ else:
 
 DATA, METHOD, TRAINING, DECISIONS, COMPUTE, EVALUATION = Group
 
-Labels = Literal["decided", "all"] | Sequence[str]
+ExplainedLabels = Literal["decided", "all"] | Sequence[str]
 """The labels to explain: those that the model assigns to an image, all classes, or the classes in a list."""
 
 # Options that several methods have.
 
-NewImages = Annotated[
+NewImagesOption = Annotated[
     Source | Sequence[Source],
     Argument(
         "image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths",
         in_python="; or images in memory, see `Model`",
     ),
 ]
-DecodingProcesses = Annotated[
+ModelWorkersOption = Annotated[
     int | None, Option("processes for decoding images (default: one per core, at most 8)", COMPUTE)
 ]
-ImagesPerBatch = Annotated[int | None, Option("images per batch (default: the fastest size)", COMPUTE)]
-SkippedShare = Annotated[
+ModelBatchSizeOption = Annotated[int | None, Option("images per batch (default: the fastest size)", COMPUTE)]
+SkipBadOption = Annotated[
     float | None, Option("largest share of missing and unreadable images to skip (default: any is an error)", DATA)
 ]
-Progress = Annotated[
+ProgressOption = Annotated[
     Console | None, Option("prints progress (default: on stderr, after a few seconds)", only_in_python=True)
 ]
 RENAME = "CSV (columns data,model) or JSON file that maps class names"
@@ -49,7 +49,7 @@ OR_MAPPING = " in the data to class names in the model, or the mapping itself"
 class StreamOptions(Options):
     """Options of `Model.stream`."""
 
-    images: NewImages
+    images: NewImagesOption
     _: KW_ONLY
     threshold: Annotated[
         float | None, Option("predict a class above this probability (default: the run's thresholds)", DECISIONS)
@@ -59,43 +59,43 @@ class StreamOptions(Options):
         float | None,
         Option("leave decisions open so that at most this share of yes or no is wrong, such as 0.05", DECISIONS),
     ] = None
-    workers: DecodingProcesses = None
-    batch_size: ImagesPerBatch = None
+    workers: ModelWorkersOption = None
+    batch_size: ModelBatchSizeOption = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(StreamOptions):
     """Options of `Model.predict`."""
 
-    console: Progress = None
+    console: ProgressOption = None
 
 
 @dataclass(frozen=True)
 class EmbedOptions(Options):
     """Options of `Model.embed`."""
 
-    images: NewImages
+    images: NewImagesOption
     _: KW_ONLY
-    workers: DecodingProcesses = None
-    batch_size: ImagesPerBatch = None
-    console: Progress = None
+    workers: ModelWorkersOption = None
+    batch_size: ModelBatchSizeOption = None
+    console: ProgressOption = None
 
 
 @dataclass(frozen=True)
 class ExplainOptions(Options):
     """Options of `Model.explain`."""
 
-    images: NewImages
+    images: NewImagesOption
     _: KW_ONLY
     labels: Annotated[
-        Labels, Option("decided (the labels that the model assigns), all, or class names (default: decided)")
+        ExplainedLabels, Option("decided (the labels that the model assigns), all, or class names (default: decided)")
     ] = "decided"
     threshold: Annotated[
         float | None, Option("assign a class above this probability (default: the run's thresholds)", DECISIONS)
     ] = None
-    workers: DecodingProcesses = None
-    batch_size: ImagesPerBatch = None
-    console: Progress = None
+    workers: ModelWorkersOption = None
+    batch_size: ModelBatchSizeOption = None
+    console: ProgressOption = None
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ class EvaluateOptions(Options):
     ] = None
     draws: Annotated[int, Option("bootstrap resamples for intervals; 0 for no intervals", EVALUATION)] = 1000
     seed: Annotated[int, Option("random seed for the bootstrap", EVALUATION)] = 0
-    images: Images = None
-    read: Read = ReadOptions()
-    skip_bad: SkippedShare = None
-    workers: Workers = None
-    batch_size: ImagesPerBatch = None
-    console: Progress = None
+    images: ImagesOption = None
+    read: ReadOption = ReadOptions()
+    skip_bad: SkipBadOption = None
+    workers: WorkersOption = None
+    batch_size: ModelBatchSizeOption = None
+    console: ProgressOption = None
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ class CalibrateOptions(Options):
         ),
     ] = None
     rename: Annotated[Path | str | Mapping[str, str] | None, Option(RENAME, DATA, in_python=OR_MAPPING)] = None
-    images: Images = None
-    read: Read = ReadOptions()
-    skip_bad: SkippedShare = None
-    workers: Workers = None
-    batch_size: ImagesPerBatch = None
-    console: Progress = None
+    images: ImagesOption = None
+    read: ReadOption = ReadOptions()
+    skip_bad: SkipBadOption = None
+    workers: WorkersOption = None
+    batch_size: ModelBatchSizeOption = None
+    console: ProgressOption = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class ReportOptions(Options):
     _: KW_ONLY
     images: Annotated[bool, Option("include photographs, or leave them out if they are private")] = True
     device: Annotated[str, Option("auto, cpu, cuda or mps", COMPUTE)] = "auto"
-    console: Progress = None
+    console: ProgressOption = None
     notes: Annotated[
         Console | None,
         Option(

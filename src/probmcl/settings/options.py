@@ -23,17 +23,17 @@ Tune = Literal["all", "last", "none"]
 
 DATASET = "table of labels, or folder in a supported layout"
 
-Data = Annotated[Path | str | None, Argument(DATASET, DATA, with_resume="accepted")]
-Images = Annotated[
+DataOption = Annotated[Path | str | None, Argument(DATASET, DATA, with_resume="accepted")]
+ImagesOption = Annotated[
     Path | str | None,
     Option("folder that image paths are relative to (default: the table's folder)", DATA, with_resume="accepted"),
 ]
-Read = Annotated[ReadOptions, Option("options for reading the data", DATA)]
-Checks = Annotated[DataChecks, Option("options for checking and splitting the data", DATA)]
-Encoder = Annotated[
+ReadOption = Annotated[ReadOptions, Option("options for reading the data", DATA)]
+ChecksOption = Annotated[DataChecks, Option("options for checking and splitting the data", DATA)]
+EncoderOption = Annotated[
     str | None, Option("name of a timm model; the command `probmcl encoders` lists them", METHOD, sets="encoder.name")
 ]
-Weights = Annotated[
+WeightsOption = Annotated[
     Path | str | None,
     Option(
         "pretrained (default), none, a safetensors file, or a run folder",
@@ -42,11 +42,11 @@ Weights = Annotated[
         with_resume="accepted",
     ),
 ]
-ImageSize = Annotated[
+ImageSizeOption = Annotated[
     int | None,
     Option("width and height of the input in pixels (default: set by the encoder)", METHOD, sets="encoder.image_size"),
 ]
-TunedPart = Annotated[
+TuneOption = Annotated[
     Tune | None,
     Option(
         "part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)",
@@ -54,13 +54,15 @@ TunedPart = Annotated[
         sets="tune",
     ),
 ]
-ProbeEpochs = Annotated[int | None, Option("number of epochs for each linear probe", TRAINING, sets="probe.epochs")]
-Device = Annotated[str | None, Option("auto, cpu, cuda or mps", COMPUTE, sets="device", with_resume="accepted")]
-Workers = Annotated[
+ProbeEpochsOption = Annotated[
+    int | None, Option("number of epochs for each linear probe", TRAINING, sets="probe.epochs")
+]
+DeviceOption = Annotated[str | None, Option("auto, cpu, cuda or mps", COMPUTE, sets="device", with_resume="accepted")]
+WorkersOption = Annotated[
     int | None,
     Option("processes for decoding images (default: one per core)", COMPUTE, sets="workers", with_resume="accepted"),
 ]
-Cache = Annotated[
+CacheOption = Annotated[
     Path | str | None,
     Option(
         "folder in which decoded images are kept for the next run, or auto",
@@ -69,7 +71,7 @@ Cache = Annotated[
         with_resume="accepted",
     ),
 ]
-Messages = Annotated[
+ConsoleOption = Annotated[
     Console | None,
     Option("where messages and progress are printed (default: stdout)", with_resume="independent", only_in_python=True),
 ]
@@ -107,11 +109,11 @@ class StoredSettings(SharedSettings):
 class TrainInputs(Options):
     """Options of `train` that settings are made of: the data, and values that the other settings depend on."""
 
-    data: Data = None
+    data: DataOption = None
     _: KW_ONLY
-    images: Images = None
-    read: Read = ReadOptions()
-    checks: Checks = DataChecks()
+    images: ImagesOption = None
+    read: ReadOption = ReadOptions()
+    checks: ChecksOption = DataChecks()
     method: Annotated[
         str | None,
         Option(
@@ -139,10 +141,10 @@ class TrainInputs(Options):
     recipe: Annotated[
         str | None, Option("TOML file or name of a built-in recipe; other options override it", METHOD)
     ] = None
-    encoder: Encoder = None
-    weights: Weights = None
-    image_size: ImageSize = None
-    tune: TunedPart = None
+    encoder: EncoderOption = None
+    weights: WeightsOption = None
+    image_size: ImageSizeOption = None
+    tune: TuneOption = None
     epochs: Annotated[
         int | None,
         Option("number of epochs; with auto, each epoch has two views per image", TRAINING, sets="training.epochs"),
@@ -151,7 +153,7 @@ class TrainInputs(Options):
         str | None,
         Option("time budget for the run, such as 30m, instead of a number of epochs", TRAINING, sets="budget"),
     ] = None
-    probe_epochs: ProbeEpochs = None
+    probe_epochs: ProbeEpochsOption = None
     batch_size: Annotated[
         int | None, Option("images per step across all processes", TRAINING, sets="training.batch_size")
     ] = None
@@ -166,9 +168,9 @@ class TrainOptions(StoredSettings, TrainInputs):
         bool,
         Option("write a page about the model, with photographs, at the end", COMPUTE, with_resume="independent"),
     ] = True
-    device: Device = None
-    workers: Workers = None
-    cache: Cache = None
+    device: DeviceOption = None
+    workers: WorkersOption = None
+    cache: CacheOption = None
     out: Annotated[Path | str | None, Option("new or empty folder for the run (default: runs/DATE-NAME)", COMPUTE)] = (
         None
     )
@@ -189,28 +191,28 @@ class TrainOptions(StoredSettings, TrainInputs):
             with_resume="independent",
         ),
     ] = False
-    console: Messages = None
+    console: ConsoleOption = None
 
 
 @dataclass(frozen=True)
 class ComparisonInputs(Options):
     """Options of `compare` that its conditions are made of: the data, the methods, and how long they are trained."""
 
-    data: Data = None
+    data: DataOption = None
     _: KW_ONLY
-    images: Images = None
-    read: Read = ReadOptions()
-    checks: Checks = DataChecks()
+    images: ImagesOption = None
+    read: ReadOption = ReadOptions()
+    checks: ChecksOption = DataChecks()
     methods: Annotated[
         Sequence[str] | str | None,
         Option(
             "all (default), or a list such as bce,probmcl:paper,my_losses.py:my_loss", METHOD, with_resume="accepted"
         ),
     ] = None
-    encoder: Encoder = None
-    weights: Weights = None
-    image_size: ImageSize = None
-    tune: TunedPart = None
+    encoder: EncoderOption = None
+    weights: WeightsOption = None
+    image_size: ImageSizeOption = None
+    tune: TuneOption = None
     epochs: Annotated[int | None, Option("number of epochs, with two views per image (default: 6)", TRAINING)] = None
     budget: Annotated[
         str | None, Option("time budget for the comparison, such as 2h, instead of a number of epochs", TRAINING)
@@ -220,7 +222,7 @@ class ComparisonInputs(Options):
         int | None,
         Option("number of learning rate and weight decay pairs to try per method (default: 1, untuned)", TRAINING),
     ] = None
-    probe_epochs: ProbeEpochs = None
+    probe_epochs: ProbeEpochsOption = None
     batch_size: Annotated[int | None, Option("images per step across all processes", TRAINING)] = None
 
 
@@ -228,9 +230,9 @@ class ComparisonInputs(Options):
 class CompareOptions(SharedSettings, ComparisonInputs):
     """Options of `compare`: those of its two bases, and how this call runs, which is not stored."""
 
-    device: Device = None
-    workers: Workers = None
-    cache: Cache = None
+    device: DeviceOption = None
+    workers: WorkersOption = None
+    cache: CacheOption = None
     out: Annotated[
         Path | str | None,
         Option("new or empty folder for the comparison (default: runs/DATE-NAME-comparison)", COMPUTE),
@@ -264,7 +266,7 @@ class CompareOptions(SharedSettings, ComparisonInputs):
             with_resume="independent",
         ),
     ] = False
-    console: Messages = None
+    console: ConsoleOption = None
 
 
 @dataclass(frozen=True)
@@ -273,9 +275,9 @@ class CheckOptions(Options):
 
     data: Annotated[Path | str, Argument(DATASET, DATA)]
     _: KW_ONLY
-    images: Images = None
-    read: Read = ReadOptions()
-    checks: Checks = DataChecks()
+    images: ImagesOption = None
+    read: ReadOption = ReadOptions()
+    checks: ChecksOption = DataChecks()
     seed: Annotated[int, Option("random seed for the split, as in train", DATA)] = 0
-    workers: Workers = None
-    console: Messages = None
+    workers: WorkersOption = None
+    console: ConsoleOption = None

@@ -239,10 +239,10 @@ def method_settings(name: str, preset: str = "default", changes: Mapping[str, An
         choices = get_args(hints.get(key))
         # TOML and the command line have no None, so "none" means None unless it is itself a valid choice.
         values[key] = None if value == "none" and type(None) in choices and "none" not in choices else value
-    return to_settings(values, type(default), where=f"settings of {name}")
+    return convert_settings(values, type(default), where=f"settings of {name}")
 
 
-def to_settings(values: dict[str, Any], cls: type[T], where: str) -> T:
+def convert_settings(values: dict[str, Any], cls: type[T], where: str) -> T:
     """Convert a dictionary to a dataclass; `where` names the dictionary in errors. Unknown keys are errors."""
     try:
         settings = convert(values, cls)
