@@ -1,6 +1,7 @@
 """Contracts over all declared options: their texts, settings, origins, recipes, and place on the command line."""
 
 import dataclasses
+import json
 import typing
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +13,7 @@ from probmcl.calibration.maps import Kind
 from probmcl.cli import app
 from probmcl.launch.resuming import refuse_with_resume
 from probmcl.launch.run import run_settings
-from probmcl.settings import EncoderSettings, ProbeSettings, Settings, load_settings, make_settings
+from probmcl.settings import CONFIG_FILE, EncoderSettings, ProbeSettings, Settings, make_settings, read_settings
 from probmcl.settings.declaration import Argument, Declared, Options, declared_options, options_of
 from probmcl.settings.model_options import (
     CalibrateOptions,
@@ -22,6 +23,7 @@ from probmcl.settings.model_options import (
     StreamOptions,
 )
 from probmcl.settings.options import CheckOptions, CompareOptions, StoredSettings, TrainOptions
+from probmcl.store.run_folder import RunFolder
 from probmcl.training.optimizer import Training
 
 COMMANDS: dict[str, type[Options]] = {
@@ -118,11 +120,13 @@ def test_a_stored_option_can_be_set_by_a_recipe_that_options_override(option: De
 
 
 @each_stored
-def test_a_stored_option_is_in_the_file_of_the_run(option: Declared) -> None:
+def test_a_stored_option_is_in_the_file_of_the_run(option: Declared, tmp_path: Path) -> None:
     settings = make_settings({option.name: other_value(option)})
-    config = msgspec.to_builtins(settings)
+    run = RunFolder(tmp_path)
+    run.write(CONFIG_FILE, settings)
+    config = json.loads((tmp_path / CONFIG_FILE.name).read_text())
     assert config[option.name] == other_value(option)
-    assert load_settings(config) == settings
+    assert read_settings(run) == settings
 
 
 @pytest.mark.parametrize("declaration", [TrainOptions, CompareOptions])
