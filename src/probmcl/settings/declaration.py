@@ -177,7 +177,7 @@ def method_keywords_of(
             given = _given(method.__name__, signature, arguments, keywords)
             return method(self, options_of(declaration, given))
 
-        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         _describe(call, signature.replace(parameters=[owner, *signature.parameters.values()]), declaration)
         return call
 
