@@ -156,7 +156,10 @@ def write_text(path: Path, text: str, *, root: Path | None = None) -> None:
 
 
 def write_json(path: Path, content: object, *, root: Path | None = None) -> None:
-    """Write indented JSON; dataclasses become objects and paths become strings. NaN and infinity are rejected."""
+    """Write indented JSON; dataclasses and structs become objects, and paths become strings.
+
+    NaN and infinity are rejected.
+    """
     atomic_write(path, json_bytes(content), root=root)
 
 
@@ -362,6 +365,8 @@ def nan_to_none(x: float | int) -> float | int | None:
 
 
 def _to_json(value: object) -> object:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)
     if isinstance(value, Path):
