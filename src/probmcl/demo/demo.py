@@ -10,13 +10,13 @@ from probmcl.audit.prepare import PreparedData
 from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.demo.digits import write_digits
-from probmcl.evaluation.headline import LEGEND
 from probmcl.methods import find_method
 from probmcl.readers.options import DataSource, ReadOptions
 from probmcl.run.results import Run
 from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.store import run_folder
+from probmcl.store.evaluation import LEGEND
 from probmcl.tables import Column, Table, percent, to_rich
 from probmcl.training.optimizer import Training
 

@@ -1,13 +1,10 @@
-"""Printed scores: one line per split, the legend of tables, and the warning about a model no better than chance."""
+"""Printed scores: one line per split, and the warning about a model no better than chance."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from probmcl.errors import counted
 from probmcl.tables import bracketed, percent
-
-LEGEND = "C: mean over classes; O: all decisions together; P: precision; R: recall; F1: their harmonic mean"
-"""Explains CP, CR, CF1, OP, OR and OF1 below a table."""
 
 
 def headline(result: Mapping[str, Any], *, gain: str = "") -> str:

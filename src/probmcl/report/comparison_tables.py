@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from probmcl import tables
-from probmcl.evaluation.headline import LEGEND
 from probmcl.experiments.results import Comparison, Row
+from probmcl.store.evaluation import LEGEND
 from probmcl.tables import MISSING, Cell, Column, Table, bracketed, duration, figures, percent, points, probability
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from probmcl.calibration import Calibration
 from probmcl.errors import counted, listing, one_line
-from probmcl.evaluation.headline import LEGEND, headline
+from probmcl.evaluation.headline import headline
+from probmcl.store.evaluation import LEGEND
 from probmcl.tables import MISSING, Column, Table, bracketed, percent, points
 
 MAX_NAMES = 5  # most names in a line of text
