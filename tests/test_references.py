@@ -18,7 +18,9 @@ import pytest
 from probmcl.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")} - {ROOT / "CHANGELOG.md"})
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")} - {ROOT / "CHANGELOG.md"}
+)
 FOLDERS = ("src", "tests", "benchmarks", "tools", "examples", "docs", "recipes")
 FILES = sorted([*ROOT.glob("*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))])
 CODE = [path for path in FILES if path.suffix == ".py" and path != Path(__file__)]  # this file names what is missing

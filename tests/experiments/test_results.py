@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from helpers.results import FINGERPRINT, made_results
 from helpers.rows import made_best, made_comparison, made_frozen
@@ -31,7 +32,7 @@ def test_old_results_without_notes_can_be_read(results: list[Result], tmp_path: 
 
 
 def test_error_for_another_protocol_names_the_parts_that_differ(results: list[Result]) -> None:
-    other = Result(**{**vars(results[1]), "fingerprint": FINGERPRINT | {"budget": "x", "split": "y", "all": "z"}})
+    other = replace(results[1], fingerprint=structs.replace(FINGERPRINT, budget="x", split="y", all="z"))
     with pytest.raises(ValueError, match=r'`add="other\.jsonl"` .* split and budget'):
         merge_results(results, [other], Path("other.jsonl"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers import photographs
+from helpers.crafted import Crafted
 from helpers.faults import Commands, kill_after, open_commands
 
 NO_REPORT = ["--no-report"]
@@ -64,3 +65,26 @@ def run(finished_run: Path, tmp_path: Path) -> Path:
 def unfinished(interrupted_run: Path, tmp_path: Path) -> Path:
     """A copy of the interrupted run."""
     return Path(shutil.copytree(interrupted_run, tmp_path / "unfinished", symlinks=True))
+
+
+@pytest.fixture(scope="session")
+def finished_comparison(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished comparison on the photographs; read only."""
+    folder = tmp_path_factory.mktemp("comparisons") / "finished"
+    options = [part for part in SMALL if part not in ("--method", "bce")]
+    ended = command("compare", photos, *options, "--methods", "bce", "--seeds", "1", "--out", folder)
+    assert ended.code == 0, ended.text
+    return folder
+
+
+@pytest.fixture
+def comparison(finished_comparison: Path, tmp_path: Path) -> Path:
+    """A copy of the finished comparison."""
+    return Path(shutil.copytree(finished_comparison, tmp_path / "comparison"))
+
+
+@pytest.fixture
+def folder(case: Crafted, request: pytest.FixtureRequest) -> Path:
+    """The folder that a case of `helpers.crafted` changes."""
+    made: Path = request.getfixturevalue(case.folder)
+    return made

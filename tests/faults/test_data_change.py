@@ -104,7 +104,7 @@ def test_touched_images_are_no_change(command: Commands, finished_run: Path, kil
 
 def test_comparison_refuses_changed_images(command: Commands, killed: Path) -> None:
     options = [*SMALL[: SMALL.index("--method")], "--methods", "bce", "--seeds", "2", "--epochs", "1", *NO_REPORT]
-    folder, in_seed_1 = killed / "comparison", kill_after("frozen*.safetensors", count=2)
+    folder, in_seed_1 = killed / "comparison", kill_after("frozen.safetensors", count=2)
     words: list[str | Path] = ["compare", killed / "photos", *options, "--probe-epochs", "3", "--out", folder]
     ended = command(*words, prepare=in_seed_1)
     assert ended.code == -signal.SIGKILL, ended.text

@@ -112,27 +112,6 @@ def test_only_files_of_the_run_are_deleted(command: Commands, run: Path) -> None
     assert (run / "checkpoints/activations/thesis.tex").exists()
 
 
-@pytest.mark.parametrize("name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json"])
-def test_deeply_nested_json_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
-    (run / name).write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
-    relist(run)
-    refused(command("predict", run, photos), name, "nested more than 64 levels deep")
-
-
-def test_too_many_classes_are_refused(command: Commands, run: Path, photos: Path) -> None:
-    names = [f"class {number}" for number in range(200_000)]
-    edit(run / "labels.json", names=names, counts=[1] * len(names))
-    relist(run)
-    refused(command("predict", run, photos, timeout=60.0), "labels.json", "200,000 classes; the limit is 100,000")
-
-
-def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> None:
-    with (run / "model.safetensors").open("r+b") as file:
-        file.write(struct.pack("<Q", 200_000_000))
-    relist(run)
-    refused(command("predict", run, photos), "model.safetensors", "200,000,000", "100,000,000")
-
-
 @pytest.mark.parametrize("name", ["labels.json", "split.csv", "model.safetensors"])
 def test_named_pipe_does_not_hang(command: Commands, run: Path, name: str) -> None:
     (run / name).unlink()
@@ -221,13 +200,6 @@ def test_name_of_a_job_is_not_a_path(command: Commands, unfinished: Path, tmp_pa
     assert set(tmp_path.rglob("*")) | set(unfinished.parents[1].glob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["../secret.csv", "/etc/passwd", "a/../../secret.csv"])
-def test_manifest_names_nothing_outside_the_folder(command: Commands, run: Path, photos: Path, name: str) -> None:
-    listed = json.loads((run / "manifest.json").read_text())
-    edit(run / "manifest.json", files={**listed["files"], name: {"size": 1, "sha256": "0" * 64}})
-    refused(command("predict", run, photos), "manifest.json", "is outside the folder")
-
-
 @pytest.mark.parametrize("method", ["os:system", "builtins:exec", "probmcl.runtime.files:write_json"])
 def test_loaded_modules_are_no_methods(command: Commands, unfinished: Path, method: str) -> None:
     config = json.loads((unfinished / "config.json").read_text())
@@ -237,32 +209,6 @@ def test_loaded_modules_are_no_methods(command: Commands, unfinished: Path, meth
 
 
 # Formats.
-
-
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("config.json", "encode"),
-        ("labels.json", "nams"),
-        ("run.json", "seeed"),
-        ("preprocessing.json", "crop"),
-        ("calibration.json", "kin"),
-    ],
-)
-def test_unknown_key_is_refused(command: Commands, run: Path, photos: Path, name: str, key: str) -> None:
-    edit(run / name, **{key: "center"})
-    relist(run)
-    refused(command("predict", run, photos), name, key)
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json", "manifest.json"]
-)
-def test_newer_schema_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
-    edit(run / name, schema=99)
-    if name != "manifest.json":
-        relist(run)
-    refused(command("predict", run, photos), name, "schema version 99 is newer", "update")
 
 
 def test_every_json_file_has_a_schema_version(

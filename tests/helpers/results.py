@@ -11,9 +11,10 @@ from probmcl.evaluation.evaluate import evaluate
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import write_scores
 from probmcl.experiments.results import Result
+from probmcl.store.fingerprints import ProtocolFingerprint
 
 IMAGES, CLASSES = 300, 4
-FINGERPRINT = {"data": "d", "split": "s", "encoder": "e", "augmentation": "a", "budget": "b", "all": "0123456789ab"}
+FINGERPRINT = ProtocolFingerprint(data="d", split="s", encoder="e", augmentation="a", budget="b", all="0123456789ab")
 
 
 def labels() -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from probmcl.errors import OptionError
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
-from probmcl.runtime.files import convert
+from probmcl.runtime.conversion import convert
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,12 @@
 import errno
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import msgspec
 import pytest
 
-from probmcl.errors import RunError, check_range
+from probmcl.errors import RunError
 from probmcl.runtime import files
-
-
-@dataclass
-class Pair:
-    first: int
-    second: Path
 
 
 def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
@@ -123,47 +114,3 @@ def test_json_that_cannot_be_parsed_is_refused_with_the_file(
     (tmp_path / "x.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(RunError, match=rf"x\.json.*{problem}"):
         files.read_json(tmp_path / "x.json")
-
-
-class Strict(msgspec.Struct, forbid_unknown_fields=True):
-    a: int
-    pairs: dict[str, Pair] = {}
-
-    def __post_init__(self) -> None:
-        check_range(at_least=0, a=self.a)
-
-
-@dataclass
-class Inner:
-    number: int
-    items: tuple[Pair, ...] = ()
-    kind: Literal["one", "two"] = "one"
-    strict: Strict | None = None
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (5, "expected object, got int"),
-        ({"number": "x"}, "number: expected int, got str"),
-        ({}, "missing key 'number'"),
-        ({"number": 1, "nmber": 2}, "unknown key 'nmber'; did you mean 'number'?"),
-        ({"number": 1, "items": {}}, "items: expected array, got object"),
-        ({"number": 1, "items": [{"first": 1}]}, "items[0]: missing key 'second'"),
-        ({"number": 1, "items": [{"first": 1, "second": "a", "third": 1}]}, "items[0]: unknown key 'third'; "),
-        ({"number": 1, "items": [{"first": 1, "second": 5}]}, "items[0].second: "),
-        ({"number": 1, "kind": "other"}, "kind: invalid value 'other'"),
-        ({"number": 1, "strict": {"a": 1, "`probmcl.train(1)`": 2}}, "strict: unknown key 'probmcl.train(1)'"),
-        ({"number": 1, "strict": {"a": 1, "pairs": {"x": {"first": 1, "second": "", "y": 1}}}}, "strict.pairs.x: unk"),
-        ({"number": 1, "strict": {"a": -1}}, "strict: a=-1 must be at least 0"),
-    ],
-)
-def test_conversion_names_the_file_and_the_place(content: object, problem: str) -> None:
-    with pytest.raises(RunError, match=rf"^x\.json: {re.escape(problem)}.*; the file is damaged or was edited$"):
-        files.convert_file(content, Inner, Path("x.json"))
-
-
-def test_conversion_accepts_missing_keys_with_defaults() -> None:
-    assert files.convert({"number": 1}, Inner) == Inner(1)
-    pair = files.convert({"number": 1, "items": [{"first": 1, "second": "a"}]}, Inner).items[0]
-    assert pair == Pair(1, Path("a"))

@@ -3,7 +3,7 @@ import json
 import msgspec
 import pytest
 
-from probmcl.runtime.files import convert, json_bytes
+from probmcl.runtime.conversion import convert, json_bytes
 from probmcl.store.keyed_struct import KeyedStruct
 
 

@@ -6,6 +6,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
+from probmcl.store.class_labels import refuse_cycles
+
 
 def parents_of(names: Sequence[str], hierarchy: Mapping[str, str] | None) -> Int[ndarray, "C"]:
     """Return the parent index of each class, or −1 if it has no parent among the classes.
@@ -13,15 +15,10 @@ def parents_of(names: Sequence[str], hierarchy: Mapping[str, str] | None) -> Int
     >>> parents_of(["E", "E.M", "C"], {"E.M": "E"}).tolist()
     [-1, 0, -1]
     """
+    parent_names = hierarchy or {}
+    refuse_cycles(names, parent_names)
     index = {name: k for k, name in enumerate(names)}
-    parents = np.array([index.get((hierarchy or {}).get(name, ""), -1) for name in names], dtype=np.int64)
-    ancestors = parents
-    for _ in range(len(names).bit_length()):  # each time, the ancestors are twice as far away
-        ancestors = np.where(ancestors >= 0, ancestors[ancestors], -1)
-    in_cycle = np.flatnonzero(ancestors >= 0)
-    if len(in_cycle):
-        raise ValueError(f"class {names[in_cycle[0]]!r} is its own ancestor; correct the hierarchy")
-    return parents
+    return np.array([index.get(parent_names.get(name, ""), -1) for name in names], dtype=np.int64)
 
 
 def levels_of(parents: Int[ndarray, "C"]) -> Int[ndarray, "C"]:

@@ -19,6 +19,7 @@ from probmcl.runtime.files import json_line
 from probmcl.runtime.tensor_files import load_tensors
 from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training, job_key
 from probmcl.store.files import COMPARISON
+from probmcl.store.fingerprints import ProtocolFingerprint
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
@@ -201,8 +202,8 @@ def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[st
     return chosen
 
 
-def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> dict[str, str]:
-    """Return a hash of each part of the protocol and of `all` parts. Only results with equal hashes are comparable.
+def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> ProtocolFingerprint:
+    """Return the fingerprint of a protocol.
 
     Images are identified by their path relative to their common folder and their size in bytes. The encoder's weights
     are read from the checkpoint of the `frozen` probe; random weights, which depend on the seed, are all equivalent.
@@ -220,7 +221,7 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, budget: obje
         "augmentation": _hash(settings.augment, settings.stored_views),
         "budget": _hash(budget, settings.probe),
     }
-    return parts | {"all": _hash(parts)}
+    return ProtocolFingerprint(**parts, all=_hash(parts))
 
 
 def _hash(*parts: object) -> str:

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import msgspec
 
 from probmcl.errors import OptionError, RunError, counted, plain
-from probmcl.runtime.files import convert, convert_file, json_line, read_text, refuse_special_files, write_text
+from probmcl.runtime.conversion import convert
+from probmcl.runtime.files import convert_file, json_line, read_text, refuse_special_files, write_text
 from probmcl.store.files import RESULTS
+from probmcl.store.fingerprints import ProtocolFingerprint
 from probmcl.store.rows import JsonFile
 from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import Head
@@ -54,9 +56,14 @@ class Result(ComparedClassifier):
     by_probabilities: dict[str, float | None]  # retrieval using predicted probabilities
     trials: int  # number of pairs of learning rate and weight decay that were tried
     seconds: float  # duration of training and of fitting the probe
-    fingerprint: dict[str, str]  # of each part of the protocol, and of `all`
+    fingerprint: ProtocolFingerprint
     predictions: str  # the file with its test scores, relative to `folder`
     folder: Path = field(default_factory=Path)  # the folder of results.jsonl; not stored
+
+    def __post_init__(self) -> None:
+        predictions = Path(self.predictions)
+        if predictions.anchor or ".." in predictions.parts:  # on Windows, C:name has an anchor but is not absolute
+            raise ValueError(f"predictions={self.predictions!r} is outside the folder of the comparison")
 
     @property
     def test_map(self) -> float:
@@ -275,22 +282,17 @@ def _parse_result(line: str, path: Path, number: int) -> Result:
 
 
 def _check_result(result: Result) -> None:
-    """Raise `ValueError` if a result from a file lacks a score, or names a file outside its folder."""
+    """Raise `ValueError` if a result from a file lacks a score."""
     convert(result.test, Evaluation)
     for values in (result.by_embedding, result.by_probabilities):
         convert(values, Retrieval)
-    if "all" not in result.fingerprint:
-        raise ValueError("fingerprint has no key 'all'")
-    predictions = Path(result.predictions)
-    if predictions.anchor or ".." in predictions.parts:  # on Windows, C:name has an anchor but is not absolute
-        raise ValueError(f"predictions={result.predictions!r} is outside the folder of the comparison")
 
 
 def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:
     """Add the results of another comparison, read from `path`, except classifiers that are already in `results`."""
     ours, titles = results[0].fingerprint, {result.title for result in results}
     for theirs in (other.fingerprint for other in others):
-        if parts := [part for part in ours if part != "all" and ours[part] != theirs.get(part)]:
+        if parts := ours.differing(theirs):
             problem = f"cannot be added to this comparison because they differ in {' and '.join(parts)}"
-            raise OptionError("add", str(path), f"{problem} (fingerprints {theirs.get('all')} and {ours['all']})")
+            raise OptionError("add", str(path), f"{problem} (fingerprints {theirs.all} and {ours.all})")
     return [*results, *(other for other in others if other.title not in titles)]

@@ -43,6 +43,7 @@ from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import DAMAGED, nan_to_none
 from probmcl.settings import MethodSpec, TrainingJob, job_key
 from probmcl.store.files import EVALUATION, METADATA, RESULTS, RETRIEVAL, SEED, candidate_folder
+from probmcl.store.fingerprints import ProtocolFingerprint
 from probmcl.store.run_folder import RunFolder
 
 
@@ -151,7 +152,7 @@ class ComparisonRunner:
         folder = RunFolder(self.folder / SEED.named("0"))
         epochs = read_plan(folder).epochs.get(job_key(name, trial=1))
         if epochs is None:
-            raise RunError(f"{folder.path}: its plan has no epochs of {name}; the file is damaged or was edited")
+            raise RunError(f"{folder.path}: its plan has no epochs of {name}; {DAMAGED}")
         return epochs * find_method(first.method).n_views
 
     def _planner(self) -> Planner | None:
@@ -173,7 +174,7 @@ class ComparisonRunner:
         for identity in self._chosen_heads(run.candidates):
             yield self._result(seed, run, identity, fingerprint, jobs[identity.method, identity.trial])
 
-    def _fingerprint(self, run: Run, views: int, job: TrainingJob) -> dict[str, str]:
+    def _fingerprint(self, run: Run, views: int, job: TrainingJob) -> ProtocolFingerprint:
         spec = self.spec
         encoder = replace(spec.settings.encoder, image_size=self.measured.image_size)
         settings = replace(spec.settings, encoder=encoder, tune=self.measured.tune)
@@ -183,7 +184,7 @@ class ComparisonRunner:
         return protocol.fingerprint(self.records, settings, checkpoint, budget)
 
     def _result(
-        self, seed: int, run: Run, identity: CandidateId, fingerprint: dict[str, str], job: TrainingJob | None
+        self, seed: int, run: Run, identity: CandidateId, fingerprint: ProtocolFingerprint, job: TrainingJob | None
     ) -> Result:
         candidate, folder = run.candidates[identity], RunFolder(run.folder)
         files = folder.results(identity.key)

@@ -138,7 +138,7 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
         probability_jaccard_at_10=_mean(r.by_probabilities["jaccard_at_10"] for r in results),
         probability_mAP=_mean(r.by_probabilities["mAP"] for r in results),
         seconds=fmean(r.seconds for r in results),
-        fingerprint=last.fingerprint["all"],
+        fingerprint=last.fingerprint.all,
     )
 
 

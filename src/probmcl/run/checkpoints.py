@@ -16,8 +16,9 @@ from probmcl.data.records import Split
 from probmcl.errors import RunError
 from probmcl.neighbors.training_images import TrainingImages
 from probmcl.run.results import Candidate, CandidateId
+from probmcl.runtime.conversion import convert
 from probmcl.runtime.distributed import broadcast, is_main_process
-from probmcl.runtime.files import DAMAGED, convert
+from probmcl.runtime.files import DAMAGED
 from probmcl.settings import method_settings, refuse_unnamed
 from probmcl.store import files
 from probmcl.store.checkpoints import StoredCandidate, StoredTest

@@ -7,22 +7,19 @@ followed (`safe_open`).
 from __future__ import annotations
 
 import csv
-import dataclasses
 import errno
 import io
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-import msgspec
-
-from probmcl.errors import RunError, suggestion
+from probmcl.errors import RunError
+from probmcl.runtime.conversion import convert, plain_values
 from probmcl.runtime.safe_open import is_link, link_problem, open_folder
 
 T = TypeVar("T")
@@ -165,12 +162,12 @@ def write_json(path: Path, content: object, *, root: Path | None = None) -> None
 
 def json_bytes(content: object) -> bytes:
     """Return indented JSON as it is stored in a file."""
-    return (json.dumps(content, indent=2, default=_to_json, allow_nan=False) + "\n").encode()
+    return (json.dumps(plain_values(content), indent=2, allow_nan=False) + "\n").encode()
 
 
 def json_line(content: object) -> str:
     """Return JSON on one line. Keys are sorted, so equal content gives equal text."""
-    return json.dumps(content, default=_to_json, sort_keys=True, allow_nan=False)
+    return json.dumps(plain_values(content), sort_keys=True, allow_nan=False)
 
 
 def read_json(path: Path, *, root: Path | None = None) -> Any:
@@ -185,86 +182,6 @@ def convert_file(content: Any, kind: type[T], path: Path) -> T:
         return convert(content, kind)
     except ValueError as error:
         raise RunError(f"{path}: {error}; {DAMAGED}") from error
-
-
-def convert(content: Any, kind: type[T], *, strict: bool = True) -> T:
-    """Convert JSON content to a dataclass, a struct or another class that msgspec knows.
-
-    Without `strict`, text is converted to numbers, for content from a table. A wrong type, an invalid value, a missing
-    key and an unknown key raise `ValueError` with their place in the content.
-
-    >>> convert({"candidates": [{"trial": "x"}]}, dict[str, list[dict[str, int]]])
-    Traceback (most recent call last):
-    ValueError: [...][0][...]: expected int, got str
-    """
-    try:
-        value = msgspec.convert(content, kind, strict=strict, dec_hook=_from_json)
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise ValueError(_problem(error)) from error
-    _refuse_unknown_keys(content, value, "")
-    return value
-
-
-def _from_json(kind: type[Any], value: Any) -> Any:
-    """Convert a value to a class that JSON does not have, such as a path; content of any class is kept as it is."""
-    return value if kind is object else kind(value)
-
-
-PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<place>[^`]*)`$")
-"""The end of a message of msgspec: the place of the problem in the content."""
-
-PHRASES = (
-    (re.compile("^Expected (.*)$"), r"expected \1"),
-    (re.compile("^Object missing required field (.*)$"), r"missing key '\1'"),
-    (re.compile("^Object contains unknown field (.*)$"), r"unknown key '\1'"),
-    (re.compile("^Invalid enum value (.*)$"), r"invalid value \1"),
-)
-"""Messages of msgspec, without backticks, and how they are written here."""
-
-
-def _problem(error: Exception) -> str:
-    """Return the place and the problem of an error that msgspec has raised."""
-    text = str(error)
-    found = PLACE.search(text)
-    problem = text if found is None else text[: found.start()]
-    for pattern, replacement in PHRASES:
-        if pattern.match(problem):
-            problem = pattern.sub(replacement, problem.replace("`", ""))
-    problem = problem.replace("`", "'")  # backticks mark options and calls in our messages
-    if found is None:
-        return problem
-    place = f"a key of {found['place']}" if found["key"] else found["place"]
-    return f"{place}: {problem}"
-
-
-def _refuse_unknown_keys(content: Any, value: Any, place: str) -> None:
-    """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to a dataclass.
-
-    Structs refuse unknown keys themselves; msgspec has no such option for dataclasses.
-    """
-    if isinstance(content, dict):
-        fields = _fields(value)
-        for key, inner in content.items():
-            if key in fields:
-                _refuse_unknown_keys(inner, fields[key], f"{place}.{key}" if place else str(key))
-            elif dataclasses.is_dataclass(value):
-                where = f"{place}: " if place else ""
-                raise ValueError(f"{where}unknown key {key!r}; {suggestion(str(key), fields)}")
-    elif isinstance(content, list) and isinstance(value, list | tuple):
-        for number, (inner, converted) in enumerate(zip(content, value, strict=True)):
-            _refuse_unknown_keys(inner, converted, f"{place}[{number}]")
-
-
-def _fields(value: Any) -> Mapping[str, Any]:
-    """Return the fields of a dataclass or a struct by key, or a mapping itself; nothing for other values."""
-    if isinstance(value, Mapping):
-        return value
-    if isinstance(value, msgspec.Struct):
-        keys = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        return {key: getattr(value, name) for key, name in keys}
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {}
 
 
 def read_text(path: Path, *, root: Path | None = None) -> str:
@@ -362,13 +279,3 @@ def arrays_file(arrays: Mapping[str, Any]) -> bytes:
 def nan_to_none(x: float | int) -> float | int | None:
     """Return None for NaN, which is not valid JSON, and other numbers unchanged."""
     return None if x != x else x
-
-
-def _to_json(value: object) -> object:
-    if isinstance(value, msgspec.Struct):
-        return msgspec.to_builtins(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -12,7 +12,8 @@ from typing import Any, get_args
 
 from probmcl.errors import OptionError, RunError, SettingsError, keyword, suggestion
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.runtime.files import DAMAGED, convert
+from probmcl.runtime.conversion import convert
+from probmcl.runtime.files import DAMAGED
 from probmcl.runtime.machine import find_device
 from probmcl.settings.declaration import Options, declared_options
 from probmcl.settings.options import StoredSettings, Tune

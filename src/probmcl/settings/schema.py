@@ -14,8 +14,8 @@ from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import SettingsError, check_range, suggestion
 from probmcl.methods import METHODS, find_method, full_name
+from probmcl.runtime.conversion import convert
 from probmcl.runtime.file_names import file_name
-from probmcl.runtime.files import convert
 from probmcl.settings.options import StoredSettings, Tune
 from probmcl.store.run_folder import MAX_IMAGE_SIZE
 from probmcl.training.optimizer import Training

@@ -8,13 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
 from probmcl.errors import RunError
+from probmcl.runtime.conversion import convert, plain_values
 from probmcl.runtime.digests import content_digest
 from probmcl.runtime.files import (
     DAMAGED,
-    convert,
     convert_file,
     csv_content,
     json_bytes,
@@ -58,7 +56,7 @@ def read_content(root: Path, file: File) -> dict[str, Any]:
 
 def encoded_struct(file: JsonFile[T], content: T) -> bytes:
     """Return the bytes of a JSON file, with the schema version first. That of a checkpoint contains its checksum."""
-    values: dict[str, Any] = msgspec.to_builtins(content, enc_hook=str)
+    values: dict[str, Any] = plain_values(content)
     head: dict[str, Any] = {"schema": SCHEMA}
     if file.role == "checkpoint":
         head["checksum"] = _checksum(values)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from probmcl.errors import RunError
+from probmcl.runtime.conversion import plain_values
 from probmcl.runtime.files import atomic_write, refuse_special_files
 from probmcl.runtime.tensor_files import save_tensors
 from probmcl.store import files, manifest
@@ -100,7 +101,7 @@ class RunFolder:
 
     def write_tensors(self, file: TensorFile[T], tensors: Mapping[str, Tensor], metadata: T) -> None:
         """Write one of the safetensors files atomically, with a checksum in its header."""
-        save_tensors(self.path / file, tensors, msgspec.to_builtins(metadata, enc_hook=str), root=self.path)
+        save_tensors(self.path / file, tensors, plain_values(metadata), root=self.path)
 
     def read_rows(self, file: TableFile[R]) -> list[R]:
         """Read one of the CSV files."""

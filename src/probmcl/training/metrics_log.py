@@ -15,7 +15,8 @@ from torch import Tensor
 
 from probmcl.errors import RunError, RunWarning, plain
 from probmcl.methods.contrast import collapse_warning
-from probmcl.runtime.files import append_text, read_text, write_text
+from probmcl.runtime.conversion import convert
+from probmcl.runtime.files import DAMAGED, append_text, read_text, write_text
 from probmcl.training.fit import StepEvent
 
 WARN_AFTER = 0.5
@@ -78,11 +79,10 @@ class MetricsLog:
 
     def _parse(self, line: str, number: int) -> dict[str, object]:
         try:
-            row = msgspec.convert(json.loads(line), dict[str, object])
-            msgspec.convert(row, _Row)
+            row = convert(json.loads(line), dict[str, object])
+            convert(row, _Row)
         except (ValueError, RecursionError) as error:
-            problem = f"{plain(error)}; the file is damaged or was edited"
-            raise RunError(f"{self.path}, line {number}: {problem}") from error
+            raise RunError(f"{self.path}, line {number}: {plain(error)}; {DAMAGED}") from error
         return row
 
     def close(self) -> None:

@@ -1,0 +1,119 @@
+"""Conversion between the content of JSON and classes, with errors that name the place in the content."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from probmcl.errors import suggestion
+
+T = TypeVar("T")
+
+
+def convert(content: Any, kind: type[T], *, strict: bool = True) -> T:
+    """Convert JSON content to a dataclass, a struct or another class that msgspec knows.
+
+    Without `strict`, text is converted to numbers, for content from a table. A wrong type, an invalid value, a missing
+    key and an unknown key raise `ValueError` with their place in the content.
+
+    >>> convert({"candidates": [{"trial": "x"}]}, dict[str, list[dict[str, int]]])
+    Traceback (most recent call last):
+    ValueError: [...][0][...]: expected int, got str
+    """
+    try:
+        value = msgspec.convert(content, kind, strict=strict, dec_hook=_from_json)
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(_problem(error)) from error
+    _refuse_unknown_keys(content, value, "")
+    return value
+
+
+def _from_json(kind: type[Any], value: Any) -> Any:
+    """Convert a value to a class that JSON does not have, such as a path; content of any class is kept as it is."""
+    return value if kind is object else kind(value)
+
+
+PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<place>[^`]*)`$")
+"""The end of a message of msgspec: the place of the problem in the content."""
+
+PHRASES = (
+    (re.compile("^Expected (.*)$"), r"expected \1"),
+    (re.compile("^Object missing required field (.*)$"), r"missing key '\1'"),
+    (re.compile("^Object contains unknown field (.*)$"), r"unknown key '\1'"),
+    (re.compile("^Invalid enum value (.*)$"), r"invalid value \1"),
+)
+"""Messages of msgspec, without backticks, and how they are written here."""
+
+
+def _problem(error: Exception) -> str:
+    """Return the place and the problem of an error that msgspec has raised."""
+    text = str(error)
+    found = PLACE.search(text)
+    problem = text if found is None else text[: found.start()]
+    for pattern, replacement in PHRASES:
+        if pattern.match(problem):
+            problem = pattern.sub(replacement, problem.replace("`", ""))
+    problem = problem.replace("`", "'")  # backticks mark options and calls in our messages
+    if found is None:
+        return problem
+    place = f"a key of {found['place']}" if found["key"] else found["place"]
+    return f"{place}: {problem}"
+
+
+def _refuse_unknown_keys(content: Any, value: Any, place: str) -> None:
+    """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to a dataclass.
+
+    Structs refuse unknown keys themselves; msgspec has no such option for dataclasses.
+    """
+    if isinstance(content, dict):
+        fields = _fields(value)
+        for key, inner in content.items():
+            if key in fields:
+                _refuse_unknown_keys(inner, fields[key], f"{place}.{key}" if place else str(key))
+            elif dataclasses.is_dataclass(value):
+                where = f"{place}: " if place else ""
+                raise ValueError(f"{where}unknown key {key!r}; {suggestion(str(key), fields)}")
+    elif isinstance(content, list) and isinstance(value, list | tuple):
+        for number, (inner, converted) in enumerate(zip(content, value, strict=True)):
+            _refuse_unknown_keys(inner, converted, f"{place}[{number}]")
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    """Return the fields of a dataclass or a struct by key, or a mapping itself; nothing for other values."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, msgspec.Struct):
+        keys = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {key: getattr(value, name) for key, name in keys}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {}
+
+
+def plain_values(value: Any) -> Any:
+    """Return the JSON content of a value: dataclasses and structs become objects, and paths become strings.
+
+    `msgspec.to_builtins` leaves out the defaults of a dataclass that msgspec has made, and this function does not.
+
+    >>> plain_values({"folder": Path("a"), "trials": (1, 2)})
+    {'folder': 'a', 'trials': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {key: plain_values(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(inner) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, msgspec.Struct):
+        written = msgspec.to_builtins(value, enc_hook=str)  # without defaults that the struct omits
+        return {key: plain_values(inner) for key, inner in _fields(value).items() if key in written}
+    if dataclasses.is_dataclass(value):
+        return {key: plain_values(inner) for key, inner in _fields(value).items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
