@@ -60,7 +60,8 @@ def called_modules(arguments: list[str]) -> list[str]:
         cli.app()(arguments)
     finally:
         sys.setprofile(None)
-    return sorted(str(Path(path).relative_to(source)) for path in called if path.startswith(str(source)))
+    modules = [Path(path) for path in called if path.startswith(str(source)) and path.endswith(".py")]  # no templates
+    return sorted(str(path.relative_to(source)) for path in modules)
 
 
 def main() -> None:

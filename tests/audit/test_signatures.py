@@ -45,5 +45,5 @@ def test_deleted_file_is_a_change(paths: Paths) -> None:
 @pytest.mark.parametrize("text", ["", "path,size\n", "path,size,mtime_ns,digest\nother,1,2,ab\n"])
 def test_damaged_file_is_refused(paths: Paths, tmp_path: Path, text: str) -> None:
     (tmp_path / "images.csv").write_text(text)
-    with pytest.raises(RunError, match=r"images\.csv: .* damaged or was edited"):
+    with pytest.raises(RunError, match=r"images\.csv.* damaged or was edited"):
         read_signatures(tmp_path, paths)

@@ -36,7 +36,7 @@ def test_the_folders_of_the_images_are_printed_before_they_are_read(
     def fail(*_: object) -> None:
         raise RunError("stopped before images are read")
 
-    monkeypatch.setattr("probmcl.report.embedding.embed_test_images", fail)
+    monkeypatch.setattr("probmcl.report.run_report.embed_test_images", fail)
     done = main("report", run, run, "--out", tmp_path / "report.html", "--device", "cpu")
     line = f"images of the run: reading only files in {run.parent / 'run-photos'}\n"
     assert done.stderr == f"{line}probmcl: stopped before images are read\n"  # images of the other run are not read

@@ -1,5 +1,7 @@
 """Finished runs with made-up scores, for tests of the report."""
 
+import csv
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from PIL import Image
 from helpers.run_folders import FROZEN, POLICY, made_run
 from probmcl.errors import RunWarning
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
 from probmcl.neighbors import TrainingImages
 from probmcl.readers.options import DataSource
 from probmcl.store import files
@@ -31,6 +33,47 @@ HOSTILE = (
 )
 HOSTILE_FILE = "\"><img src=x onerror=alert(3)> & 'q'.png"
 COUNTS = {"train": 30, "val": 30, "test": 60}
+
+
+HAND_NAMES = ("cat", "dog", "bird")
+HAND_SCORES = np.array(
+    [
+        [0.875, 0.8125, 0.125],
+        [0.75, 0.25, 0.125],
+        [0.625, 0.5625, 0.3125],
+        [0.375, 0.125, 0.25],
+        [0.25, 0.6875, 0.5625],
+        [0.125, 0.3125, 0.4375],
+    ],
+    dtype=np.float32,
+)
+HAND_LABELS = np.array([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0], [0, 1, 1], [0, 0, 0]], dtype=np.float32)
+HAND_KNOWN = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]], dtype=bool)
+"""Six test images whose scores are easy to compute by hand; the label "bird" of the fourth image is unknown."""
+
+
+def hand_made_run(folder: Path, *, neighbors: bool = True) -> Path:
+    """Write a finished run with the six test images above; the frozen probe gives the same score to all images."""
+    finished_run(folder, names=HAND_NAMES, neighbors=neighbors)
+    paths, _ = read_scores(scores_file(folder, "test"))
+    rows = ScoredRows(HAND_SCORES, HAND_LABELS, HAND_KNOWN)
+    write_scores(scores_file(folder, "test"), list(paths[:6]), rows)
+    constant = dataclasses.replace(rows, scores=np.full_like(HAND_SCORES, 0.25))
+    write_scores(scores_file(folder / "frozen", "test"), list(paths[:6]), constant)
+    with (folder / "split.csv").open("w", newline="") as file:
+        splits = [("train0.png", "train"), ("train1.png", "train"), ("val0.png", "val")]
+        photos = folder.parent / f"{folder.name}-photos"
+        tested = [(path, "test") for path in paths[:6]]
+        csv.writer(file).writerows([("path", "split"), *((photos / name, split) for name, split in splits), *tested])
+    labels_of_run = ClassLabels(names=HAND_NAMES, counts=(3, 12, 0), hierarchy=None, policy=POLICY)
+    RunFolder(folder).write(files.LABELS, labels_of_run)
+    if neighbors:
+        labels = torch.tensor([[True, True, False], [False, False, True]])
+        known = torch.tensor([[True, True, True], [True, False, True]])
+        size = TrainingImages.load(folder / "neighbors.safetensors", classes=3).features.shape[1]
+        features = torch.ones(2, size).half()
+        TrainingImages(("train0.png", "train1.png"), features, labels, known).save(folder / "neighbors.safetensors")
+    return folder
 
 
 def finished_run(

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row
-from probmcl.report.comparison import verdict
+from probmcl.report.comparison import comparison_verdict
 
 BETTER: dict[str, Any] = {"gain": 0.02, "gain_interval": (0.01, 0.03), "gain_p": 0.01}
 WORSE: dict[str, Any] = {"gain": -0.02, "gain_interval": (-0.03, -0.01), "gain_p": 0.01}
@@ -11,7 +11,7 @@ FAR: dict[str, Any] = {"behind": 0.02, "behind_interval": (0.01, 0.03), "behind_
 
 
 def verdict_of(*rows: Any, **other: Any) -> str:
-    return verdict(made_comparison(made_frozen(), *rows, **other))
+    return comparison_verdict(made_comparison(made_frozen(), *rows, **other))
 
 
 def line(text: str, start: str) -> str:
@@ -268,13 +268,13 @@ def test_interval_that_excludes_zero_with_a_large_p_is_explained() -> None:
 def test_note_lists_the_methods_that_it_applies_to() -> None:
     pla, other = made_best("pla", note="it ranks a set"), made_row("pla:paper", note="it ranks a set")
     probed = made_row("bce", "own head", note="ignored", best_head=False)
-    text = verdict(made_comparison(made_frozen(), pla, other, probed))
+    text = comparison_verdict(made_comparison(made_frozen(), pla, other, probed))
     assert "Note on pla (own head); pla:paper (own head): it ranks a set." in text.splitlines()
     assert text.count("Note on") == 1
 
 
 def test_methods_left_out_are_listed_last() -> None:
-    assert verdict(demo_comparison()).splitlines()[-1] == (
+    assert comparison_verdict(demo_comparison()).splitlines()[-1] == (
         "Left out: kmcl diverged at step 40 with each of its learning rates."
     )
 
@@ -292,7 +292,7 @@ def test_verdict_of_the_demo_comparison() -> None:
         "Significantly worse than the linear probe": "probmcl:paper (re-probed), −2.1 [−3.4, −0.9] points.",
         "Not significantly different from the linear probe": "ml_gcn (own head).",
     }
-    lines = verdict(demo_comparison()).splitlines()[1:6]
+    lines = comparison_verdict(demo_comparison()).splitlines()[1:6]
     assert lines[:4] == [f"{start}: {names}" for start, names in expected.items()]
     assert lines[4].startswith("Limitations: The methods are untuned")
     assert lines[4].endswith(": ml_gcn (own head).")

@@ -102,9 +102,9 @@ def test_equal_runs_give_equal_bytes(hostile_run: Path, tmp_path: Path) -> None:
 
 def test_the_page_states_how_many_photographs_it_contains(report: RunReport, page: str) -> None:
     images = [a for tag, a in Elements(page).elements if tag == "img" and a.get("alt")]
-    assert report.pictures == len({a["src"] for a in images})
-    assert f"This page contains {report.pictures} photographs" in page
-    assert report.content["photographs"] == report.pictures
+    assert report.pictures.count == len({a["src"] for a in images})
+    assert f"This page contains {report.pictures.count} photographs" in page
+    assert report.content.photographs == report.pictures.count
 
 
 def test_without_images_the_page_contains_no_picture(hostile_run: Path) -> None:
@@ -113,19 +113,19 @@ def test_without_images_the_page_contains_no_picture(hostile_run: Path) -> None:
     assert "This page contains no photographs" in page
     assert not [tag for tag, _ in Elements(page).elements if tag == "img"]
     assert "data:image/jpeg" not in page
-    assert report.content["photographs"] == 0
+    assert report.content.photographs == 0
 
 
 def test_missing_image_files_leave_out_pictures_and_the_map(tmp_path: Path) -> None:
     report = run_report([finished_run(tmp_path / "run", images=False)], device="cpu", console=Console.quiet())
-    assert report.pictures == 0
+    assert report.pictures.count == 0
     assert "features could not be computed" in render_page(report)
 
 
 def test_a_run_without_training_features_has_no_nearest_images(tmp_path: Path) -> None:
     report = run_report([finished_run(tmp_path / "run", neighbors=False)], device="cpu", console=Console.quiet())
-    assert not report.neighbors
-    assert report.content["label_pairs"]["never_seen"] is None
+    assert not report.pictures.neighbors
+    assert report.content.label_pairs.never_seen is None
     assert "does not keep the features" in render_page(report)
 
 
@@ -150,7 +150,7 @@ def test_size_of_the_page(tmp_path: Path, classes: int, megabytes: int) -> None:
 
 
 def test_the_documentation_describes_every_key_of_the_json_file(report: RunReport) -> None:
-    content = json.loads(report_json(report))
+    content = json.loads(report_json(report.content))
     assert content["schema"] == 1
     text = DOCUMENT.read_text(encoding="utf-8")
     parts = [content, content["verdict"], content["headline"], content["classes"][0], content["curves"]]
@@ -170,9 +170,11 @@ def test_several_runs_are_compared(hostile_run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(hostile_run, other)
     report = run_report([hostile_run, other], images=False, device="cpu", console=Console.quiet())
-    first, second = report.content["runs"]
-    assert first["difference"] is None
-    assert second["difference"]["mAP"] == 0
+    assert report.content.runs is not None
+    first, second = report.content.runs
+    assert first.difference is None
+    assert second.difference is not None
+    assert second.difference.mAP == 0
     assert "Comparison with other runs" in render_page(report)
 
 

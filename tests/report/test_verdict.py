@@ -48,7 +48,7 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.key)
 
 def test_a_good_run_is_ready_to_use() -> None:
     verdict = judge(GOOD)
-    assert (verdict.decision, verdict.reasons) == ("ready to use", ())
+    assert (verdict.decision, verdict.reasons) == ("ready to use", [])
     assert len(verdict.checks) == len(RULES)
 
 

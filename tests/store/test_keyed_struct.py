@@ -3,7 +3,8 @@ import json
 import msgspec
 import pytest
 
-from probmcl.runtime.conversion import convert, json_bytes
+from probmcl.runtime.conversion import convert
+from probmcl.runtime.files import json_bytes
 from probmcl.store.keyed_struct import KeyedStruct
 
 

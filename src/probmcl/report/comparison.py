@@ -28,7 +28,7 @@ def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
         files.COMPARISON_LATEX: comparison_tables.to_latex,
         files.REFERENCES: comparison_tables.to_bibtex,
         files.PLOT: comparison_plot.to_svg,
-        files.VERDICT: lambda result: "\n".join([verdict(result), *_warning_lines(warnings)]) + "\n",
+        files.VERDICT: lambda result: "\n".join([comparison_verdict(result), *_warning_lines(warnings)]) + "\n",
     }
     for file, render in outputs.items():
         write_text(folder / file, render(comparison))
@@ -38,7 +38,7 @@ def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
     """Print the tables and the verdict of a comparison."""
     for table in comparison_tables.comparison_tables(comparison).values():
         console.rich.print(to_rich(table), "")
-    for line in (verdict(comparison), *_warning_lines(warnings)):
+    for line in (comparison_verdict(comparison), *_warning_lines(warnings)):
         console.print(line)
     console.print(f"tables, plot, references and predictions are in {folder}")
 
@@ -47,7 +47,7 @@ def _warning_lines(warnings: Sequence[RunWarning]) -> list[str]:
     return [f"warning: {warning.message}" for warning in warnings]
 
 
-def verdict(comparison: Comparison) -> str:
+def comparison_verdict(comparison: Comparison) -> str:
     """Report whether any method beats the linear probe, which one to use, and the limitations of the comparison.
 
     Methods are chosen by their validation scores. Test scores only show how certain that choice is.

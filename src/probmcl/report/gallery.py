@@ -1,20 +1,17 @@
-"""The images shown in a report: confident mistakes, missed labels, correct predictions and uncertain ones."""
+"""The gallery of a report: confident mistakes, missed labels, correct predictions and uncertain ones."""
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Int
 from numpy import ndarray
 
-from probmcl.console import Console
 from probmcl.evaluation.selective import uncertainty
-from probmcl.inference import Model
 from probmcl.neighbors.training_images import relative_path
+from probmcl.report.embedding import ImageFeatures, nearest_training_images
 from probmcl.report.run_data import RunData
+from probmcl.store.report import ImageGroup, NearestImage, ShownImage, ShownLabel
 
 IMAGES = 8
 """Images in each group."""
@@ -27,7 +24,7 @@ LABELS_SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Shown:
+class ChosenImage:
     """A test image to show, and the class that is the reason for showing it."""
 
     row: int
@@ -35,110 +32,134 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class GalleryGroup:
+class ChosenGroup:
     """Images that are shown for the same reason."""
 
     key: str
     title: str
     explanation: str
-    images: tuple[Shown, ...]
+    images: tuple[ChosenImage, ...]
 
 
-def choose_images(run: RunData) -> list[GalleryGroup]:
+def choose_images(run: RunData) -> list[ChosenGroup]:
     """Choose the test images of each group; an image appears at most once in a group."""
-    p, test = run.test.probabilities, run.test
-    wrong = (run.decisions != test.positive) & test.known
-    margin = np.abs(p - run.thresholds)
-    false_positive, missed = run.decisions & wrong, ~run.decisions & wrong
-    unsure = uncertainty(p)
-    correct = ~wrong.any(1) & test.positive.any(1)
-    top = np.where(test.positive, p, -1.0)
-    return [
-        GalleryGroup(
-            "mistakes",
-            "Most confident mistakes",
-            "The model predicts a label with a high probability, but the data say that it is absent. Look for wrong "
-            "labels here: some of these predictions may be right.",
-            _by_entry(np.where(false_positive, p, -np.inf)),
-        ),
-        GalleryGroup(
-            "missed",
-            "Missed labels",
-            "The label is present according to the data, but its probability is far below the threshold.",
-            _by_entry(np.where(missed, margin, -np.inf)),
-        ),
-        GalleryGroup(
-            "best",
-            "Best predictions",
-            "All decisions are right, and the model is certain.",
-            _by_image(np.where(correct, -unsure, -np.inf), top.argmax(1)),
-        ),
-        GalleryGroup(
-            "uncertain",
-            "Most uncertain",
-            "The probabilities of several labels are far from 0 and 1. Labels of such images help most in training.",
-            _by_image(unsure, np.argsort(margin, axis=1, kind="stable")[:, 0]),
-        ),
-    ]
+    mistakes = ChosenGroup(
+        "mistakes",
+        "Most confident mistakes",
+        "The model predicts a label with a high probability, but the data say that it is absent. Look for wrong "
+        "labels here: some of these predictions may be right.",
+        _confident_mistakes(run),
+    )
+    missed = ChosenGroup(
+        "missed",
+        "Missed labels",
+        "The label is present according to the data, but its probability is far below the threshold.",
+        _missed_labels(run),
+    )
+    best = ChosenGroup(
+        "best",
+        "Best predictions",
+        "All decisions are right, and the model is certain.",
+        _best_predictions(run),
+    )
+    uncertain = ChosenGroup(
+        "uncertain",
+        "Most uncertain",
+        "The probabilities of several labels are far from 0 and 1. Labels of such images help most in training.",
+        _most_uncertain(run),
+    )
+    return [mistakes, missed, best, uncertain]
 
 
-def _by_entry(score: Float32[ndarray, "N C"] | Any) -> tuple[Shown, ...]:
-    """Return the images with the highest scores of an entry, at most two per class."""
-    columns = score.argmax(1)
-    return _by_image(score[np.arange(len(score)), columns], columns)
+def _confident_mistakes(run: RunData) -> tuple[ChosenImage, ...]:
+    p = run.test.probabilities
+    is_mistake = run.decisions & ~run.test.positive & run.test.known
+    return _highest_entries(np.where(is_mistake, p, -np.inf))
 
 
-def _by_image(score: Any, columns: Any) -> tuple[Shown, ...]:
-    chosen: list[Shown] = []
+def _missed_labels(run: RunData) -> tuple[ChosenImage, ...]:
+    is_missed = ~run.decisions & run.test.positive & run.test.known
+    return _highest_entries(np.where(is_missed, _margin(run), -np.inf))
+
+
+def _best_predictions(run: RunData) -> tuple[ChosenImage, ...]:
+    """Choose the most certain of the images whose labels are all found; each is shown for its clearest label."""
+    p, positive = run.test.probabilities, run.test.positive
+    wrong = (run.decisions != positive) & run.test.known
+    all_right = ~wrong.any(axis=1) & positive.any(axis=1)
+    certainty = np.where(all_right, -uncertainty(p), -np.inf)
+    clearest_label = np.where(positive, p, -1.0).argmax(axis=1)
+    return _highest_images(certainty, clearest_label)
+
+
+def _most_uncertain(run: RunData) -> tuple[ChosenImage, ...]:
+    """Choose the images of the highest uncertainty; each is shown for the label closest to its threshold."""
+    closest_label = np.argsort(_margin(run), axis=1, kind="stable")[:, 0]
+    return _highest_images(uncertainty(run.test.probabilities), closest_label)
+
+
+def _margin(run: RunData) -> Float[ndarray, "N C"]:
+    """Return the distance of every probability from its threshold."""
+    margin: Float[ndarray, "N C"] = np.abs(run.test.probabilities - run.thresholds)
+    return margin
+
+
+def _highest_entries(score: Float[ndarray, "N C"]) -> tuple[ChosenImage, ...]:
+    """Return the images with the highest scores of an entry."""
+    columns = score.argmax(axis=1)
+    rows = np.arange(len(score))
+    return _highest_images(score[rows, columns], columns)
+
+
+def _highest_images(score: Float[ndarray, " N"], columns: Int[ndarray, " N"]) -> tuple[ChosenImage, ...]:
+    """Return the images with the highest scores, at most two for one class. A score of −inf excludes an image."""
+    chosen: list[ChosenImage] = []
     per_class: Counter[int] = Counter()
     for row in np.argsort(-score, kind="stable"):
-        column = int(columns[row])
         if not np.isfinite(score[row]) or len(chosen) == IMAGES:
             break
+        column = int(columns[row])
         if per_class[column] < MAX_PER_CLASS:
             per_class[column] += 1
-            chosen.append(Shown(int(row), column))
+            chosen.append(ChosenImage(int(row), column))
     return tuple(chosen)
 
 
-def describe_group(run: RunData, group: GalleryGroup) -> dict[str, Any]:
-    """Return a group as plain data: the path, labels and probabilities of each image."""
-    images = [_describe(run, shown) for shown in group.images]
-    return {"key": group.key, "title": group.title, "explanation": group.explanation, "images": images}
+def describe_group(run: RunData, group: ChosenGroup, features: ImageFeatures | None) -> ImageGroup:
+    """Return the path, the labels, the probabilities and the nearest training images of each image of a group."""
+    images = []
+    for image in group.images:
+        feature = None if features is None else features.of(image.row)
+        nearest = nearest_training_images(run, feature)
+        images.append(_describe(run, image, nearest))
+    return ImageGroup(key=group.key, title=group.title, explanation=group.explanation, images=images)
 
 
-def _describe(run: RunData, shown: Shown) -> dict[str, Any]:
-    p, positive, known = (x[shown.row] for x in (run.test.probabilities, run.test.positive, run.test.known))
-    decided = run.decisions[shown.row]
-    relevance = p + 2.0 * (positive | decided)
-    relevance[shown.column] = 9.0
-    labels = [
-        {
-            "name": run.names[c],
-            "probability": round(float(p[c]), 4),
-            "threshold": round(float(run.thresholds[c]), 4),
-            "present": bool(positive[c]) if known[c] else None,
-            "predicted": bool(decided[c]),
-        }
-        for c in np.argsort(-relevance, kind="stable")[:LABELS_SHOWN]
-    ]
-    path = relative_path(run.test.paths[shown.row], run.root)
-    return {
-        "path": path,
-        "class": run.names[shown.column],
-        "labels": sorted(labels, key=lambda label: -float(str(label["probability"]))),
-        "more_labels": int((positive | decided).sum()) - sum(bool(x["present"] or x["predicted"]) for x in labels),
-        "uncertainty": round(float(uncertainty(p[None])[0]), 4),
-    }
+def _describe(run: RunData, image: ChosenImage, nearest: list[NearestImage]) -> ShownImage:
+    p = run.test.probabilities[image.row]
+    is_relevant = run.test.positive[image.row] | run.decisions[image.row]
+    relevance = p + 2.0 * is_relevant
+    relevance[image.column] = 9.0  # the label that the image is shown for always comes first
+    columns = np.argsort(-relevance, kind="stable")[:LABELS_SHOWN]
+    labels = [_describe_label(run, image.row, int(column)) for column in columns]
+    relevant_shown = [label for label in labels if label.present or label.predicted]
+    return ShownImage(
+        path=relative_path(run.test.paths[image.row], run.root),
+        class_name=run.names[image.column],
+        labels=sorted(labels, key=lambda label: -label.probability),
+        more_labels=int(is_relevant.sum()) - len(relevant_shown),
+        uncertainty=round(float(uncertainty(p[None])[0]), 4),
+        nearest=nearest,
+    )
 
 
-def heat_maps(
-    model: Model, paths: Sequence[Path], labels: Sequence[str], console: Console
-) -> list[Float32[ndarray, "h w"] | None]:
-    """Return the heat map of one label in each image, scaled to 1; None if the map is zero or the image unreadable."""
-    explanations = model.explain(list(paths), labels=sorted(set(labels)), console=console)
-    maps: list[Float32[ndarray, "h w"] | None] = []
-    for explanation, label in zip(explanations, labels, strict=True):
-        heat = explanation.maps.get(label)
-        maps.append(None if heat is None or not heat.max() > 0 else (heat / heat.max()).astype(np.float32))
-    return maps
+def _describe_label(run: RunData, row: int, column: int) -> ShownLabel:
+    p, threshold = run.test.probabilities[row, column], run.thresholds[column]
+    is_known = run.test.known[row, column]
+    return ShownLabel(
+        name=run.names[column],
+        probability=round(float(p), 4),
+        threshold=round(float(threshold), 4),
+        present=bool(run.test.positive[row, column]) if is_known else None,
+        predicted=bool(p > threshold),
+    )

@@ -3,62 +3,58 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 from markupsafe import Markup
 
 from probmcl.errors import counted
-from probmcl.experiments.results import Comparison
+from probmcl.report.comparison_content import ComparisonContent
 from probmcl.report.figures import report_figures
-from probmcl.report.run_report import SCHEMA, RunReport
+from probmcl.report.run_report import SECTIONS, ReportContent, RunReport
+from probmcl.store.report import ClassScores
 from probmcl.tables import MISSING, Table, bracketed, duration, percent, points
 from probmcl.version import __version__
 
-TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css", "report.js"
+RUN_TEMPLATE, COMPARISON_TEMPLATE = "run.html.j2", "comparison.html.j2"
+STYLE, SCRIPT = "report.css", "report.js"
 POLICY = (
     "default-src 'none'; img-src data:; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 )
 
 
 def render_page(report: RunReport) -> str:
-    """Return the page. The same report gives the same text."""
+    """Return the page about a run. The same report gives the same text."""
     content = report.content
-    has_run = "classes" in content
-    page: str = _template().render(
+    sections = [(section, getattr(content, name)) for name, section in SECTIONS.items()]
+    links = [(section.anchor, section.title) for section, part in sections if section.is_shown(part)]
+    page: str = _template(RUN_TEMPLATE).render(
         content=content,
-        report=report,
-        photographs=counted(report.pictures, "photograph") if report.pictures else "no photographs",
-        figures=report_figures(content) if has_run else {},
-        classes=sorted(content["classes"], key=worst_first) if has_run else [],
-        data=script_data(content) if has_run else "{}",
+        sections=sections,
+        links=links,
+        pictures=report.pictures,
+        photographs=counted(content.photographs, "photograph") if content.photographs else "no photographs",
+        figures=report_figures(content),
+        classes=sorted(content.classes, key=worst_first),
+        data=script_data(content),
         **_page_parts(),
     )
     return page
 
 
-def render_comparison(comparison: Comparison, verdict: str, plot: str, tables: Sequence[Table]) -> str:
+def render_comparison(content: ComparisonContent, plot: str, tables: Sequence[Table]) -> str:
     """Return the page of a comparison: its verdict, the plot and the tables."""
-    content = comparison_content(comparison, verdict)
-    page: str = _template().render(
+    page: str = _template(COMPARISON_TEMPLATE).render(
         content=content,
-        report=RunReport(content),
+        links=[("comparison", "Comparison")],
         photographs="no photographs",
-        figures={},
-        classes=[],
+        plot=_svg_image(plot),
+        tables=tables,
         data="{}",
-        comparison={"verdict": verdict.split("\n"), "plot": _svg_image(plot), "tables": tables},
         **_page_parts(),
     )
     return page
-
-
-def comparison_content(comparison: Comparison, verdict: str) -> dict[str, Any]:
-    """Return the content of a comparison's report as plain data."""
-    rows = [{key: value for key, value in vars(row).items() if key != "fingerprint"} for row in comparison.ordered]
-    summary = {"protocol": comparison.protocol, "verdict": verdict, "rows": rows}
-    return {"schema": SCHEMA, "name": comparison.data, "photographs": 0, "runs": None, "comparison": summary}
 
 
 def _page_parts() -> dict[str, Any]:
@@ -67,24 +63,40 @@ def _page_parts() -> dict[str, Any]:
     return {"style": Markup(style), "script": Markup(script), "policy": policy, "version": __version__}
 
 
-def _template() -> Any:
+def _template(name: str) -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("probmcl.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters |= {
         "percent": percent,
         "points": points,
         "duration": duration,
         "bracketed": bracketed,
-        "signed_interval": lambda interval: bracketed(interval, points),
-        "decimal": lambda value, digits=3: MISSING if value is None else f"{value:.{digits}f}".replace("-", "−"),
+        "signed_interval": _signed_interval,
+        "decimal": _decimal,
         "sparkline": sparkline,
         "counted": counted,
-        "json": lambda value: json.dumps(value, indent=2, ensure_ascii=False, default=str),
+        "json": _indented_json,
     }
-    return environment.from_string(_read(TEMPLATE))
+    return environment.get_template(name)
+
+
+def _signed_interval(interval: Sequence[float] | None) -> str:
+    return bracketed(interval, points)
+
+
+def _decimal(value: float | None, digits: int = 3) -> str:
+    return MISSING if value is None else f"{value:.{digits}f}".replace("-", "−")
+
+
+def _indented_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def _read(name: str) -> str:
@@ -92,17 +104,17 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Return the hash of a script or style in the form that a content security policy requires."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
 
 
 def _svg_image(svg: str) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
-def worst_first(row: Mapping[str, Any]) -> tuple[bool, float]:
+def worst_first(row: ClassScores) -> tuple[bool, float]:
     """Return a key that sorts classes by their average precision; classes without one come last."""
-    return row["ap"] is None, row["ap"] or 0.0
+    return row.ap is None, row.ap or 0.0
 
 
 def sparkline(values: Sequence[float], width: int = 60, height: int = 22) -> str:
@@ -115,23 +127,21 @@ def sparkline(values: Sequence[float], width: int = 60, height: int = 22) -> str
     return " ".join(f"{width * n / last:.1f},{height * (1 - value):.1f}" for n, value in enumerate(values))
 
 
-def script_data(content: Mapping[str, Any]) -> Markup:
+def script_data(content: ReportContent) -> Markup:
     """Return the data of the page's script as JSON that cannot end its script element."""
-    classes = [
-        {
-            "name": row["name"],
-            "positives": row["positives_by_probability"],
-            "negatives": row["negatives_by_probability"],
-        }
-        for row in content["classes"]
-    ]
-    data = {"classes": classes, "images": content["headline"]["images"], "embedding": None}
-    if content["embedding"] is not None:
-        data["embedding"] = {key: content["embedding"][key] for key in ("labels", "wrong", "uncertainty")}
+    classes = []
+    for row in content.classes:
+        histograms = {"positives": row.positives_by_probability, "negatives": row.negatives_by_probability}
+        classes.append({"name": row.name, **histograms})
+    embedding = None
+    if content.embedding is not None:
+        map_ = content.embedding
+        embedding = {"labels": map_.labels, "wrong": map_.wrong, "uncertainty": map_.uncertainty}
+    data = {"classes": classes, "images": content.headline.images, "embedding": embedding}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
-def report_json(report: RunReport) -> str:
+def report_json(content: ReportContent | ComparisonContent) -> str:
     """Return the content as JSON, the twin of the page."""
-    return json.dumps({"probmcl": __version__, **report.content}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(content.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -99,9 +99,15 @@ class RunData:
         return self.test.probabilities > self.thresholds
 
     @property
+    def kept(self) -> str:
+        """The name of the candidate that is the model of the run; a finished run has one."""
+        assert self.metadata.kept is not None
+        return self.metadata.kept
+
+    @property
     def frozen_kept(self) -> bool:
         """True if the model of the run is the probe on the frozen encoder."""
-        return self.metadata.kept == FROZEN_PROBE.name
+        return self.kept == FROZEN_PROBE.name
 
     def log(self) -> list[dict[str, Any]]:
         """Return the rows of the training log."""

@@ -1,46 +1,191 @@
-"""The report of a run: its content as plain data, and the pictures that the page shows."""
+"""The report of a run: the list of its sections, and the pictures that the page shows."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from probmcl.console import Console, ProgressBar
-from probmcl.errors import ProbmclError
-from probmcl.evaluation.bootstrap import bootstrapped_map, centered, reliable_interval, resamples
+import msgspec
+
+from probmcl.console import Console
 from probmcl.inference import Model, load
-from probmcl.report import curves, embedding, gallery, pictures, training
+from probmcl.report.curves import curves, label_pairs
+from probmcl.report.embedding import ImageFeatures, embed_test_images, embedding_map
+from probmcl.report.gallery import ChosenGroup, choose_images, describe_group
+from probmcl.report.other_runs import run_summaries
+from probmcl.report.pictures import Pictures, take_pictures
 from probmcl.report.run_data import RunData, may_read_images, read_run_data
 from probmcl.report.scores import ScoredRun, measurements
+from probmcl.report.training import data_summary, reproduction, training_summary
 from probmcl.report.verdict import judge
+from probmcl.store.report import (
+    SCHEMA,
+    ClassScores,
+    Curves,
+    DataSummary,
+    EmbeddingMap,
+    Gallery,
+    Headline,
+    ImageGroup,
+    LabelPairs,
+    Reproduction,
+    RunSummary,
+    Training,
+    Verdict,
+)
+from probmcl.version import __version__
 
-SCHEMA = 1
-"""Version of the content, which is the JSON file next to the page."""
+T = TypeVar("T")
 
-STEPS = 6
-Picture = tuple[str, int, int]
+
+@dataclass(frozen=True, eq=False)
+class ReportInput:
+    """What the sections of a report are computed from. Results that several sections need are computed once.
+
+    Attributes:
+        run: the stored results of the run.
+        model: its model, which computes features and heat maps.
+        others: the other runs that it is compared with.
+        shows_images: whether the page has photographs.
+    """
+
+    run: RunData
+    model: Model
+    others: Sequence[RunData] = ()
+    shows_images: bool = True
+
+    @cached_property
+    def _scored(self) -> ScoredRun:
+        return ScoredRun(self.run)
+
+    @cached_property
+    def headline(self) -> Headline:
+        """The headline numbers."""
+        return self._scored.headline()
+
+    @cached_property
+    def classes(self) -> list[ClassScores]:
+        """The scores of each class."""
+        return self._scored.classes()
+
+    @cached_property
+    def _chosen(self) -> list[ChosenGroup]:
+        return choose_images(self.run)
+
+    @cached_property
+    def features(self) -> ImageFeatures | None:
+        """Features of the images of the gallery and of a sample of the test images."""
+        rows = {image.row for group in self._chosen for image in group.images}
+        return embed_test_images(self.run, self.model, sorted(rows), Console.quiet())
+
+    @cached_property
+    def groups(self) -> list[ImageGroup]:
+        """The images of the gallery."""
+        return [describe_group(self.run, group, self.features) for group in self._chosen]
+
+    @cached_property
+    def pictures(self) -> Pictures:
+        """The pictures on the page."""
+        if not self.shows_images or not self.run.reads_images:
+            return Pictures()
+        return take_pictures(self.model, self.run.root, self.groups)
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A section of the page: `anchor` names its template and is the id of its element; `title` is its link."""
+
+    anchor: str
+    title: str
+    build: Callable[[ReportInput], Any]
+    optional: bool  # left out of the page without content
+
+    @property
+    def template(self) -> str:
+        """The file name of the template."""
+        return f"{self.anchor}.html.j2"
+
+    def is_shown(self, content: object) -> bool:
+        """Return whether the section is on a page with this content."""
+        return not self.optional or content is not None
+
+
+def section(anchor: str, title: str, build: Callable[[ReportInput], T], *, optional: bool = False) -> T:
+    """Declare a field of `ReportContent` as a section of the page, whose content is the result of `build`.
+
+    The declared type lets a type checker compare the result with the field.
+    """
+    declared = field(metadata={"section": PageSection(anchor, title, build, optional)})
+    return cast(T, declared)
+
+
+def _gallery(given: ReportInput) -> Gallery:
+    has_neighbors = given.run.training is not None
+    return Gallery(groups=given.groups, has_neighbors=has_neighbors, heat_maps=given.pictures.problem)
+
+
+def _runs(given: ReportInput) -> list[RunSummary] | None:
+    return run_summaries(given.run, given.others) if given.others else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportContent:
+    """The content of report.json, and the sections of the page in their order.
+
+    A new section is a row here, the function that computes its content, and its template.
+
+    Attributes:
+        probmcl: the version of the package.
+        schema: the version of this layout.
+        name: the name of the run folder.
+        kept: the name of the kept candidate.
+        frozen_kept: whether it is the probe on the frozen encoder.
+        calibrated: whether the probabilities are calibrated.
+        comparison: always None; the report of a comparison has its summary here.
+        photographs: number of photographs on the page.
+    """
+
+    probmcl: str = __version__
+    schema: int = SCHEMA
+    name: str
+    kept: str
+    frozen_kept: bool
+    calibrated: bool
+    verdict: Verdict = section(
+        "verdict", "Verdict", lambda given: judge(measurements(given.run, given.headline, given.classes))
+    )
+    headline: Headline = section("scores", "Scores", lambda given: given.headline)
+    classes: list[ClassScores] = section("classes", "Classes", lambda given: given.classes)
+    gallery: Gallery = section("gallery", "Gallery", _gallery)
+    curves: Curves = section("curves", "Curves", lambda given: curves(given.run, given.classes))
+    label_pairs: LabelPairs = section("pairs", "Label pairs", lambda given: label_pairs(given.run))
+    embedding: EmbeddingMap | None = section("map", "Embedding", lambda given: embedding_map(given.run, given.features))
+    data: DataSummary = section("data-summary", "Data", lambda given: data_summary(given.run))
+    training: Training = section("training", "Training", lambda given: training_summary(given.run, given.model))
+    runs: list[RunSummary] | None = section("runs", "Runs", _runs, optional=True)
+    comparison: None = None
+    reproduction: Reproduction = section("reproduce", "Reproduce", lambda given: reproduction(given.run))
+    photographs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the content as it is written to report.json."""
+        content: dict[str, Any] = msgspec.to_builtins(self)
+        return content
+
+
+SECTIONS: dict[str, PageSection] = {
+    declared.name: declared.metadata["section"] for declared in fields(ReportContent) if "section" in declared.metadata
+}
+"""The sections of the page, by the name of their field."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """The content of a report, and its pictures as data URIs.
+    """The content of a report, and the pictures on its page."""
 
-    Attributes:
-        content: everything on the page except pictures, as plain data.
-        photographs: the test images, by path relative to the folder of all images.
-        neighbors: the training images, by path.
-        heat: a heat map for each image and label.
-    """
-
-    content: dict[str, Any]
-    photographs: Mapping[str, Picture] = field(default_factory=dict)
-    neighbors: Mapping[str, Picture] = field(default_factory=dict)
-    heat: Mapping[tuple[str, str], str] = field(default_factory=dict)
-
-    @property
-    def pictures(self) -> int:
-        """The number of photographs on the page."""
-        return len(self.photographs) + len(self.neighbors)
+    content: ReportContent
+    pictures: Pictures
 
 
 def run_report(
@@ -61,130 +206,29 @@ def run_report(
         notes: prints the folders that images are read from, before they are read (default: not printed).
     """
     console = console or Console.delayed()
-    with console.progress("writing the report", STEPS + len(folders) - 1) as bar:
+    with console.progress("writing the report", len(folders) + len(SECTIONS)) as bar:
         model = load(folders[0], device=device)
         run = read_run_data(model, Console.quiet())
         run = replace(run, reads_images=may_read_images(run, console, notes or Console.quiet()))
-        report = _gather(run, model, images, bar)
+        bar.advance()
         others = []
         for folder in folders[1:]:
             others.append(read_run_data(load(folder, device=device), Console.quiet()))
             bar.advance()
-    if others:
-        report.content["runs"] = [_summary(other, run) for other in (run, *others)]
-    return report
+        given = ReportInput(run, model, others, images)
+        content: dict[str, Any] = {}
+        for name, declared in SECTIONS.items():
+            content[name] = declared.build(given)
+            bar.advance()
+    return RunReport(_complete(given, content), given.pictures)
 
 
-def _gather(run: RunData, model: Model, images: bool, bar: ProgressBar) -> RunReport:
-    scored = ScoredRun(run)
-    headline, classes = scored.headline(), scored.classes()
-    bar.advance()
-    groups = gallery.choose_images(run)
-    shown = sorted({image.row for group in groups for image in group.images})
-    features = embedding.embed_test_images(run, model, shown, Console.quiet())
-    bar.advance()
-    described = [gallery.describe_group(run, group) for group in groups]
-    for group, entry in zip(groups, described, strict=True):
-        _add_neighbors(run, features, group, entry)
-    content = {
-        "schema": SCHEMA,
-        "name": run.name,
-        "kept": run.metadata.kept,
-        "frozen_kept": run.frozen_kept,
-        "calibrated": run.calibration is not None,
-        "verdict": asdict(judge(measurements(run, headline, classes))),
-        "headline": headline,
-        "classes": classes,
-        "gallery": {"groups": described, "has_neighbors": run.training is not None, "heat_maps": ""},
-        "curves": curves.curves(run, classes),
-        "label_pairs": curves.label_pairs(run),
-        "embedding": embedding.embedding_map(run, features),
-        "data": training.data_summary(run),
-        "training": {
-            "curves": training.learning_curves(run),
-            "candidates": training.candidates(run),
-            "cost": training.cost(run, model),
-        },
-        "runs": None,
-        "comparison": None,
-        "reproduction": training.reproduction(run),
-    }
-    bar.advance()
-    report = _add_pictures(run, model, groups, content, bar) if images and run.reads_images else RunReport(content)
-    content["photographs"] = report.pictures
-    return report
-
-
-def _add_neighbors(
-    run: RunData, features: embedding.Embedding | None, group: gallery.GalleryGroup, entry: dict[str, Any]
-) -> None:
-    for shown, image in zip(group.images, entry["images"], strict=True):
-        feature = None if features is None else features.of(shown.row)
-        image["nearest"] = []
-        if run.training is not None and feature is not None:
-            image["nearest"] = embedding.nearest_training_images(run, feature)
-
-
-def _add_pictures(
-    run: RunData, model: Model, groups: Sequence[gallery.GalleryGroup], content: dict[str, Any], bar: ProgressBar
-) -> RunReport:
-    """Add photographs, training images and heat maps. Files that cannot be found or read are left out."""
-    intensity = model.preprocessing.intensity
-    entries = [image for group in content["gallery"]["groups"] for image in group["images"]]
-    large = _thumbnails([entry["path"] for entry in entries], pictures.LARGE, run.root, intensity)
-    bar.advance()
-    nearest = [image["path"] for entry in entries for image in entry["nearest"]]
-    small = _thumbnails(nearest, pictures.SMALL, run.root, intensity)
-    bar.advance()
-    found = [entry for entry in entries if entry["path"] in large]
-    try:
-        paths = [run.root / entry["path"] for entry in found]
-        maps = gallery.heat_maps(model, paths, [entry["class"] for entry in found], Console.quiet()) if found else []
-    except ProbmclError as error:  # for example, an encoder without feature maps
-        maps, content["gallery"]["heat_maps"] = [], str(error)
-    heat = {
-        (entry["path"], entry["class"]): pictures.heat_map_image(heat)
-        for entry, heat in zip(found, maps, strict=False)
-        if heat is not None
-    }
-    bar.advance()
-    return RunReport(content, large, small, heat)
-
-
-def _thumbnails(paths: Sequence[str], side: int, root: Path, intensity: Any) -> dict[str, Picture]:
-    made = {path: pictures.thumbnail(root / path, side, intensity) for path in dict.fromkeys(paths)}
-    return {path: picture for path, picture in made.items() if picture is not None}
-
-
-def _summary(run: RunData, first: RunData) -> dict[str, Any]:
-    """Return the scores of a run and, if it has the same test labels as the first run, the difference from it."""
-    scored = ScoredRun(run)
-    headline = scored.headline()
-    verdict = judge(measurements(run, headline, scored.classes()))
-    names = [Path(path).name for path in run.test.paths]
-    same = run.names == first.names and names == [Path(path).name for path in first.test.paths]
-    return {
-        "name": run.name,
-        "kept": run.metadata.kept,
-        "encoder": run.settings.encoder.name,
-        "verdict": verdict.decision,
-        "mAP": headline["mAP"],
-        "mAP_interval": headline["mAP_interval"],
-        "macro_auroc": headline["macro_auroc"],
-        "CF1": headline["CF1"],
-        "calibration_error": headline["calibration_error"],
-        "test_images": headline["images"],
-        "seconds": run.metadata.seconds,
-        "difference": _difference(run, first) if same and run is not first else None,
-    }
-
-
-def _difference(run: RunData, first: RunData) -> dict[str, Any] | None:
-    """Return the difference in mAP from the first run, paired over the same resamples; None if one has no mAP."""
-    if run.evaluation["mAP"] is None or first.evaluation["mAP"] is None:
-        return None
-    weights = resamples(len(run.test.paths), run.test.group, draws=400)
-    ours, theirs = (bootstrapped_map(*data.test.entries, weights) for data in (run, first))
-    mean = run.evaluation["mAP"] - first.evaluation["mAP"]
-    interval = reliable_interval(centered(ours - theirs, mean))
-    return {"mAP": mean, "interval": None if interval is None else list(interval)}
+def _complete(given: ReportInput, sections: dict[str, Any]) -> ReportContent:
+    return ReportContent(
+        name=given.run.name,
+        kept=given.run.kept,
+        frozen_kept=given.run.frozen_kept,
+        calibrated=given.run.calibration is not None,
+        photographs=given.pictures.count,
+        **sections,
+    )

@@ -1,6 +1,7 @@
 """The training of a run in a report: learning curves, candidates, cost, data and how to repeat it."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -9,105 +10,161 @@ from probmcl.inference import Model
 from probmcl.methods.contrast import STATISTICS
 from probmcl.report.run_data import RunData
 from probmcl.run.results import CandidateId
+from probmcl.runtime.conversion import plain_values
 from probmcl.store import files
 from probmcl.store.decoding import read_tensor_metadata
+from probmcl.store.report import (
+    CandidateScores,
+    DataSummary,
+    DuplicateCounts,
+    ImagesBySplit,
+    LearningCurve,
+    ModelCost,
+    Reproduction,
+    Training,
+    UnknownLabels,
+)
+from probmcl.store.run_metadata import CandidateEntry
 
 MAX_STEPS = 60
 """Points of a learning curve."""
 
+LEAK_WARNINGS = ("leak", "seen_before")
+"""Kinds of warnings about images that are both trained on and scored."""
 
-def learning_curves(run: RunData) -> list[dict[str, Any]]:
+NOT_SHOWN = ("cache",)
+"""Settings that do not change the results."""
+
+
+def training_summary(run: RunData, model: Model) -> Training:
+    """Return how the run was trained: its learning curves, its candidates and its cost."""
+    return Training(curves=learning_curves(run), candidates=candidates(run), cost=cost(run, model))
+
+
+def learning_curves(run: RunData) -> list[LearningCurve]:
     """Return the loss and the collapse statistics of every stage, thinned out to a few points."""
     stages: dict[str, list[dict[str, Any]]] = {}
     for row in run.log():
         stages.setdefault(str(row["stage"]), []).append(row)
-    return [{"stage": stage, **_curve(rows)} for stage, rows in stages.items()]
+    return [_learning_curve(stage, rows) for stage, rows in stages.items()]
 
 
-def _curve(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    every = -(-len(rows) // MAX_STEPS)
+def _learning_curve(stage: str, rows: Sequence[Mapping[str, Any]]) -> LearningCurve:
+    every = -(-len(rows) // MAX_STEPS)  # rounded up
     kept = [*rows[:-1:every], rows[-1]]
-    statistics = [key for key in STATISTICS if any(isinstance(row.get(key), float) for row in kept)]
-    columns = {key: [_rounded(row.get(key)) for row in kept] for key in ("loss", *statistics)}
-    return {"step": [row["step"] for row in kept], "statistics": statistics, **columns}
+    columns: dict[str, list[float | None]] = {}
+    for key in STATISTICS:
+        if any(isinstance(row.get(key), float) for row in kept):
+            columns[key] = _column(kept, key)
+    steps = [row["step"] for row in kept]
+    curve = LearningCurve(stage=stage, step=steps, statistics=list(columns), loss=_column(kept, "loss"))
+    return msgspec.structs.replace(curve, **columns)
+
+
+def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
+    return [_rounded(row.get(key)) for row in rows]
 
 
 def _rounded(value: Any) -> float | None:
-    return float(f"{value:.4g}") if isinstance(value, int | float) and value == value else None
+    """Return a number with four significant digits; None for anything else, and for NaN."""
+    is_number = isinstance(value, int | float) and value == value
+    return float(f"{value:.4g}") if is_number else None
 
 
-def candidates(run: RunData) -> list[dict[str, Any]]:
+def candidates(run: RunData) -> list[CandidateScores]:
     """Return the scores and the training time of every candidate, the best on validation first."""
+    rows = [_candidate(run, entry) for entry in run.metadata.candidates]
+    return sorted(rows, key=lambda row: -(row.validation_mAP or 0.0))
+
+
+def _candidate(run: RunData, entry: CandidateEntry) -> CandidateScores:
     tested = run.metadata.test_mAP or {}
-    rows = []
-    for entry in run.metadata.candidates:
-        identity = CandidateId(entry.method, entry.head, entry.trial)
-        row = files.CANDIDATE.named(identity.key)
-        stored = read_tensor_metadata(run.folder.path, row) if run.folder.has(row) else None
-        rows.append(
-            {
-                "name": entry.name,
-                "kept": entry.name == run.metadata.kept,
-                "validation_mAP": entry.validation_mAP,
-                "gain": entry.gain,
-                "gain_interval": entry.gain_interval,
-                "test_mAP": tested.get(entry.name),
-                "seconds": None if stored is None else round(stored.seconds, 1),
-                "note": entry.note,
-            }
-        )
-    return sorted(rows, key=lambda row: -(row["validation_mAP"] or 0.0))
+    identity = CandidateId(entry.method, entry.head, entry.trial)
+    return CandidateScores(
+        name=entry.name,
+        kept=entry.name == run.kept,
+        validation_mAP=entry.validation_mAP,
+        gain=entry.gain,
+        gain_interval=None if entry.gain_interval is None else list(entry.gain_interval),
+        test_mAP=tested.get(entry.name),
+        seconds=_training_seconds(run, identity),
+        note=entry.note,
+    )
 
 
-def cost(run: RunData, model: Model) -> dict[str, Any]:
+def _training_seconds(run: RunData, candidate: CandidateId) -> float | None:
+    """Return the training time of a candidate; None if the run does not have its checkpoint."""
+    checkpoint = files.CANDIDATE.named(candidate.key)
+    if not run.folder.has(checkpoint):
+        return None
+    stored = read_tensor_metadata(run.folder.path, checkpoint)
+    return round(stored.seconds, 1)
+
+
+def cost(run: RunData, model: Model) -> ModelCost:
     """Return the size of the model and the duration of the run."""
-    path = run.folder.path / files.MODEL
-    return {
-        "encoder": run.settings.encoder.name,
-        "image_size": model.preprocessing.size,
-        "parameters": sum(parameter.numel() for parameter in model.classifier.parameters()),
-        "model_bytes": path.stat().st_size,
-        "seconds": run.metadata.seconds,
-    }
+    model_file = run.folder.path / files.MODEL
+    return ModelCost(
+        encoder=run.settings.encoder.name,
+        image_size=model.preprocessing.size,
+        parameters=sum(parameter.numel() for parameter in model.classifier.parameters()),
+        model_bytes=model_file.stat().st_size,
+        seconds=run.metadata.seconds,
+    )
 
 
-def data_summary(run: RunData) -> dict[str, Any]:
+def data_summary(run: RunData) -> DataSummary:
     """Return counts of images and labels, duplicates, leaks, skipped images, and classes without positives."""
-    counts, positives = run.labels.counts, run.test.positive.sum(0)
     source = run.metadata.data
-    warnings = [warning for warning in run.metadata.warnings if warning.kind in ("leak", "seen_before")]
-    return {
-        "images": {split: run.images[split] for split in ("train", "val", "test")},
-        "classes": len(run.names),
-        "labels_per_image": float(run.test.positive.sum() / max(len(run.test.positive), 1)),
-        "labels": run.labels.policy.labels,
-        "unknown": {
-            "val": int((~run.val.known).sum()),
-            "test": int((~run.test.known).sum()),
-            "train": None if run.training is None else int((~run.training.known).sum()),
-        },
-        "groups_in_test": None if run.test.group is None else len(set(run.test.group)),
-        "duplicates": run.metadata.duplicates,
-        "skipped": 0 if source is None else len(source.skipped),
-        "warnings": [warning.message for warning in warnings],
-        "without_train_positives": [name for name, count in zip(run.names, counts, strict=True) if not count],
-        "without_test_positives": [name for name, count in zip(run.names, positives, strict=True) if not count],
-    }
+    positives = run.test.positive
+    warnings = [warning for warning in run.metadata.warnings if warning.kind in LEAK_WARNINGS]
+    return DataSummary(
+        images=ImagesBySplit(train=run.images["train"], val=run.images["val"], test=run.images["test"]),
+        classes=len(run.names),
+        labels_per_image=float(positives.sum() / max(len(positives), 1)),
+        labels=run.labels.policy.labels,
+        unknown=_unknown_labels(run),
+        groups_in_test=None if run.test.group is None else len(set(run.test.group)),
+        duplicates=_duplicates(run),
+        skipped=0 if source is None else len(source.skipped),
+        warnings=[warning.message for warning in warnings],
+        without_train_positives=_without(run, run.labels.counts),
+        without_test_positives=_without(run, positives.sum(axis=0).tolist()),
+    )
 
 
-def reproduction(run: RunData) -> dict[str, Any]:
+def _unknown_labels(run: RunData) -> UnknownLabels:
+    in_train = None if run.training is None else int((~run.training.known).sum())
+    in_val = int((~run.val.known).sum())
+    in_test = int((~run.test.known).sum())
+    return UnknownLabels(val=in_val, test=in_test, train=in_train)
+
+
+def _duplicates(run: RunData) -> DuplicateCounts | None:
+    counts = run.metadata.duplicates
+    if counts is None:
+        return None
+    return DuplicateCounts(exact=counts["exact"], near=counts["near"])
+
+
+def _without(run: RunData, positives: Sequence[int]) -> list[str]:
+    """Return the classes without positives."""
+    return [name for name, count in zip(run.names, positives, strict=True) if count == 0]
+
+
+def reproduction(run: RunData) -> Reproduction:
     """Return the command, seed, versions, hash of the data, and settings."""
     metadata = run.metadata
-    settings: dict[str, Any] = msgspec.to_builtins(run.settings)
-    return {
-        "command": shlex.join(metadata.command),
-        "seed": metadata.seed,
-        "versions": metadata.versions,
-        "commit": metadata.commit,
-        "started": metadata.started,
-        "data_hash": metadata.records,
-        "data": None if metadata.data is None else metadata.data.data.name,
-        "thresholds": None if run.calibration is None else run.calibration.thresholds,
-        "settings": {key: value for key, value in settings.items() if key != "cache"},
-        "warnings": [warning.message for warning in metadata.warnings],
-    }
+    settings: dict[str, Any] = plain_values(run.settings)
+    return Reproduction(
+        command=shlex.join(metadata.command),
+        seed=metadata.seed,
+        versions=metadata.versions,
+        commit=metadata.commit,
+        started=metadata.started,
+        data_hash=metadata.records,
+        data=None if metadata.data is None else metadata.data.data.name,
+        thresholds=None if run.calibration is None else run.calibration.thresholds,
+        settings={key: value for key, value in settings.items() if key not in NOT_SHOWN},
+        warnings=[warning.message for warning in metadata.warnings],
+    )

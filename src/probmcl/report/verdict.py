@@ -4,11 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probmcl.errors import counted
+from probmcl.store.report import Decision, RuleCheck, Status, Verdict
 from probmcl.tables import percent, points
-
-Status = Literal["ok", "care", "stop"]
-Decision = Literal["ready to use", "use with care", "do not use"]
 
 DECISIONS: Mapping[Status, Decision] = {"ok": "ready to use", "care": "use with care", "stop": "do not use"}
 ORDER: Sequence[Status] = ("ok", "care", "stop")
@@ -58,16 +55,38 @@ class Rule:
         """
         if value is None:
             return "care" if self.care is not None else "ok"
-        for status, limit in (("stop", self.stop), ("care", self.care)):
-            if limit is not None and (value < limit if self.worse == "below" else value > limit):
-                return "stop" if status == "stop" else "care"
+        if self._is_beyond(self.stop, value):
+            return "stop"
+        if self._is_beyond(self.care, value):
+            return "care"
         return "ok"
+
+    def _is_beyond(self, limit: float | None, value: float) -> bool:
+        if limit is None:
+            return False
+        return value < limit if self.worse == "below" else value > limit
 
     @property
     def limits(self) -> str:
         """The limits in words."""
-        parts = [("care", self.care), ("do not use", self.stop)]
-        return "; ".join(f"{name}: {self.worse} {self.show(limit)}" for name, limit in parts if limit is not None)
+        parts = []
+        for name, limit in (("care", self.care), ("do not use", self.stop)):
+            if limit is not None:
+                parts.append(f"{name}: {self.worse} {self.show(limit)}")
+        return "; ".join(parts)
+
+    def check(self, value: float | None) -> RuleCheck:
+        """Apply the rule to a value."""
+        return RuleCheck(
+            key=self.key,
+            title=self.title,
+            value=value,
+            shown="not measured" if value is None else self.show(value),
+            limits=self.limits,
+            status=self.status(value),
+            reason=self.reason,
+            advice=self.advice,
+        )
 
 
 RULES: tuple[Rule, ...] = (
@@ -245,36 +264,6 @@ RULES: tuple[Rule, ...] = (
 """The rules. Each has a test, and the documentation lists them."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """A rule that was applied to a run."""
-
-    key: str
-    title: str
-    value: float | None
-    shown: str
-    limits: str
-    status: Status
-    reason: str
-    advice: str
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The decision, its reasons, the next step, and all rules that were checked."""
-
-    status: Status
-    decision: Decision
-    reasons: tuple[str, ...]
-    next_step: str
-    checks: tuple[Check, ...]
-
-    @property
-    def summary(self) -> str:
-        """The decision and the number of reasons, in one line."""
-        return self.decision + (f" ({counted(len(self.reasons), 'reason')})" if self.reasons else "")
-
-
 READY = "Use the model on images like those in the test split, and repeat the evaluation when the images change."
 
 
@@ -284,13 +273,18 @@ def judge(measured: Mapping[str, float | None]) -> Verdict:
     >>> judge({"val_images": 1000.0, "test_images": 60.0}).decision
     'use with care'
     """
-    checks = tuple(_check(rule, measured[rule.key]) for rule in RULES if rule.key in measured)
-    problems = sorted((check for check in checks if check.status != "ok"), key=lambda c: -ORDER.index(c.status))
+    checks = [rule.check(measured[rule.key]) for rule in RULES if rule.key in measured]
+    problems = [check for check in checks if check.status != "ok"]
+    problems.sort(key=lambda check: -ORDER.index(check.status))
     status = problems[0].status if problems else "ok"
-    reasons = tuple(f"{check.reason.rstrip('.')} ({check.title}: {check.shown})." for check in problems)
-    return Verdict(status, DECISIONS[status], reasons, problems[0].advice if problems else READY, checks)
+    return Verdict(
+        status=status,
+        decision=DECISIONS[status],
+        reasons=[_reason(check) for check in problems],
+        next_step=problems[0].advice if problems else READY,
+        checks=checks,
+    )
 
 
-def _check(rule: Rule, value: float | None) -> Check:
-    shown = "not measured" if value is None else rule.show(value)
-    return Check(rule.key, rule.title, value, shown, rule.limits, rule.status(value), rule.reason, rule.advice)
+def _reason(check: RuleCheck) -> str:
+    return f"{check.reason.rstrip('.')} ({check.title}: {check.shown})."

@@ -1,30 +1,28 @@
 """Writing the report of a run or a comparison: one HTML page, and a JSON file with the same content."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from probmcl.errors import OptionError, RunError
 from probmcl.experiments.results import Comparison
 from probmcl.report import comparison_plot, comparison_tables
-from probmcl.report.comparison import verdict as comparison_verdict
-from probmcl.report.page import comparison_content, render_comparison, render_page, report_json
+from probmcl.report.comparison_content import ComparisonContent
+from probmcl.report.page import render_comparison, render_page, report_json
 from probmcl.report.run_report import run_report
-from probmcl.report.verdict import Decision
 from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
 from probmcl.settings.declaration import keywords_of
 from probmcl.settings.model_options import ReportOptions
 from probmcl.store import files
+from probmcl.store.report import Decision
 from probmcl.store.run_folder import RunFolder, is_run
-from probmcl.version import __version__
 
 
 @keywords_of(ReportOptions)
 def write_report(options: ReportOptions) -> tuple[Path, Decision]:
     """Write the report of a run, and return the path of the page and the verdict."""
-    runs, out = options.runs, options.out
-    page = Path(runs[0]) / files.REPORT if out is None else Path(out)
+    runs = options.runs
+    page = Path(runs[0]) / files.REPORT if options.out is None else Path(options.out)
     data = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm"):
         raise OptionError("out", str(page), "must be a file name that ends in .html")
@@ -36,9 +34,10 @@ def write_report(options: ReportOptions) -> tuple[Path, Decision]:
     report = run_report(
         runs, images=options.images, device=options.device, console=options.console, notes=options.notes
     )
-    _write_files(page.parent, {page.name: _encoded(render_page(report)), data.name: _encoded(report_json(report))})
-    decision: Decision = report.content["verdict"]["decision"]
-    return page, decision
+    html = render_page(report)
+    twin = report_json(report.content)
+    _write_files(page.parent, {page.name: _encoded(html), data.name: _encoded(twin)})
+    return page, report.content.verdict.decision
 
 
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -63,11 +62,11 @@ def _encoded(text: str) -> bytes:
 
 def write_comparison_report(comparison: Comparison, folder: Path) -> Path:
     """Write the report of a comparison to its folder, and return the path of the page."""
-    verdict, page = comparison_verdict(comparison), folder / files.REPORT
+    content = ComparisonContent.of(comparison)
+    plot = comparison_plot.to_svg(comparison)
     tables = list(comparison_tables.comparison_tables(comparison).values())
-    html = render_comparison(comparison, verdict, comparison_plot.to_svg(comparison), tables)
-    content = {"probmcl": __version__, **comparison_content(comparison, verdict)}
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    for file, part in ((files.REPORT, html), (files.REPORT_DATA, text)):
-        atomic_write(folder / file, _encoded(part))
+    html = render_comparison(content, plot, tables)
+    page = folder / files.REPORT
+    atomic_write(page, _encoded(html))
+    atomic_write(folder / files.REPORT_DATA, _encoded(report_json(content)))
     return page
