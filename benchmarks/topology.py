@@ -29,7 +29,7 @@ def measure(run: RunData, model: Model) -> Topology:
 def main(folder: Path) -> None:
     """Print a table with one row per encoder."""
     model = load(folder)
-    run = read_run_data(model, Console.quiet())
+    run = read_run_data(model)
     print("| encoder | label agreement | alignment | uniformity |\n|---|---:|---:|---:|")
     for entry in run.metadata.candidates:
         identity = CandidateId(entry.method, entry.head, entry.trial)

@@ -25,10 +25,12 @@ WIDTH = 100  # characters per line
 INTRODUCTION = """The public names of `probmcl` and its library packages. `tools/make_api.py` generates these pages
 from the docstrings. [python.md](../python.md) has examples."""
 
+EVALUATIONS = ("ModelEvaluation", "Evaluation", "SplitMetrics")
 BASE_CLASSES = ("Step", "Method", "Classifier", "LogitClassifier", "LinearClassifier")
 PAGES: dict[str, Sequence[str]] = {
     "probmcl": (
         *("train", "compare", "check", "load", "Model", "Predictions", "Prediction"),
+        *EVALUATIONS,
         *("Run", "ReadOptions", "DataChecks", "DataAudit"),
     ),
     "probmcl.readers": ("read",),
@@ -46,6 +48,7 @@ PAGES: dict[str, Sequence[str]] = {
 
 NOT_IMPORTED = {
     **dict.fromkeys(("Predictions", "Prediction"), "probmcl.inference"),
+    **dict.fromkeys(EVALUATIONS, "probmcl.store.evaluation"),
     **dict.fromkeys(BASE_CLASSES, "probmcl.methods.base"),
 }
 """The modules of names that are on the page of a package but not imported by it."""

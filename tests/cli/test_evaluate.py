@@ -36,7 +36,7 @@ def evaluate(*words: str | Path) -> None:
 def test_the_test_split_of_the_run_is_printed_and_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluate(run, "--json", run.parent / "scores.json")
     result = json.loads((run.parent / "scores.json").read_text())
-    assert result == load(run).evaluate()
+    assert result == load(run).evaluate().to_dict()
     assert result["images"] == 9
     shown = capsys.readouterr().out
     assert f"9 test images: mAP {100 * result['mAP']:.1f} [" in shown

@@ -4,44 +4,48 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from helpers.evaluations import split_metrics
 from helpers.half_hidden import Table, tables
 from helpers.images import label_space
 from probmcl.encoders import PrecomputedFeatures
 from probmcl.evaluation import multilabel_metrics
-from probmcl.evaluation.evaluate import evaluate, predict
+from probmcl.evaluation.evaluate import predict
 from probmcl.methods.bce import BCE
+from probmcl.runtime.conversion import convert
+from probmcl.store.evaluation import SplitMetrics
 
 SCORES = torch.tensor([[0.9, 0.6, 0.1], [0.2, 0.7, 0.3], [0.85, 0.1, 0.4]])
 LABELS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
 
 
 def test_keys_of_the_result() -> None:
-    result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
-    assert (result["split"], result["images"], result["classes"], result["classes_scored"]) == ("val", 3, 3, 2)
-    assert set(result["at"]) == {"0.5", "0.8"}
-    keys = {"CP", "CR", "CF1", "OP", "OR", "OF1", "macro_F1"}
-    assert all(set(part) == keys for part in (*result["at"].values(), result["top3"]))
+    result = split_metrics(SCORES, LABELS)
+    assert (result.split, result.images, result.classes, result.classes_scored) == ("val", 3, 3, 2)
+    assert result.at.keys() == ["0.5", "0.8"]
+    keys = ["CP", "CR", "CF1", "OP", "OR", "OF1", "macro_F1"]
+    assert result.at.half.keys() == result.at.high.keys() == result.top3.keys() == keys
 
 
 def test_values_match_the_metrics_and_are_valid_json() -> None:
-    result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
-    assert result["ap"]["c"] is None  # no positive
-    assert result["mAP"] == multilabel_metrics(SCORES, LABELS)["mAP"]
-    assert result["at"]["0.8"]["OR"] == multilabel_metrics(SCORES, LABELS, threshold=0.8)["OR"]
-    assert result["top3"]["OP"] == multilabel_metrics(SCORES, LABELS, top_k=3)["OP"]
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    result = split_metrics(SCORES, LABELS)
+    assert result.ap["c"] is None  # no positive
+    assert result.mAP == multilabel_metrics(SCORES, LABELS)["mAP"]
+    assert multilabel_metrics(SCORES, LABELS, threshold=0.8)["OR"] == result.at.high.OR
+    assert multilabel_metrics(SCORES, LABELS, top_k=3)["OP"] == result.top3.OP
+    content = json.dumps(result.to_dict(), allow_nan=False)
+    assert convert(json.loads(content), SplitMetrics) == result
 
 
 def test_empty_note_is_omitted() -> None:
-    plain, noted = (evaluate(SCORES, LABELS, None, names=list("abc"), split="val", note=n) for n in ("", "mind this"))
-    assert noted == {**plain, "note": "mind this"}
+    plain, noted = (split_metrics(SCORES, LABELS, note=note) for note in ("", "mind this"))
+    assert noted.to_dict() == {**plain.to_dict(), "note": "mind this"}
     assert "note" not in plain
 
 
 def test_undefined_metrics_are_none() -> None:
-    result = evaluate(SCORES, torch.zeros_like(LABELS), None, names=["a", "b", "c"], split="val")
-    assert result["mAP"] is None
-    assert result["classes_scored"] == 0
+    result = split_metrics(SCORES, torch.zeros_like(LABELS))
+    assert result.mAP is None
+    assert result.classes_scored == 0
 
 
 def test_predicting_without_images_raises() -> None:
@@ -53,8 +57,8 @@ KNOWN = torch.tensor([[True, True, False], [True, False, True], [True, True, Tru
 
 
 def test_rates_and_counts_per_class() -> None:
-    result = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")
-    assert result["per_class"]["b"] == {
+    result = split_metrics(SCORES, LABELS, KNOWN)
+    assert result.per_class["b"].to_dict() == {
         "n": 2,
         "positives": 1,
         "sensitivity": 0.0,
@@ -64,7 +68,7 @@ def test_rates_and_counts_per_class() -> None:
         "f1": 0.0,
         "threshold": 0.5,
     }
-    assert result["per_class"]["c"] == {
+    assert result.per_class["c"].to_dict() == {
         "n": 2,
         "positives": 0,
         "sensitivity": None,
@@ -74,15 +78,14 @@ def test_rates_and_counts_per_class() -> None:
         "f1": 0.0,
         "threshold": 0.5,
     }
-    assert result["auroc"] == {"a": 1.0, "b": 0.0, "c": None}
-    assert result["macro_auroc"] == 0.5
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert result.auroc == {"a": 1.0, "b": 0.0, "c": None}
+    assert result.macro_auroc == 0.5
 
 
 def test_decisions_use_only_known_labels() -> None:
     # Of seven known labels, b is wrong in the first and the last image. Only the last image is fully known.
-    decisions = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")["decisions"]
-    assert decisions == {
+    decisions = split_metrics(SCORES, LABELS, KNOWN).decisions
+    assert decisions.to_dict() == {
         "threshold": 0.5,
         "macro_F1": pytest.approx((1 + 0) / 2),  # c is not scored
         "micro_F1": pytest.approx(2 * 2 / (2 * 2 + 2)),
@@ -98,36 +101,35 @@ def test_decisions_use_only_known_labels() -> None:
 @settings(max_examples=60)
 @given(tables())
 def test_unknown_entries_are_ignored(table: Table) -> None:
-    names = [f"c{number}" for number in range(table.scores.shape[1])]
     scores, labels, known = (torch.from_numpy(part) for part in table)
-    result = evaluate(scores, labels, known, names=names, split="val")
+    result = split_metrics(scores, labels, known)
     for score, label in ((1.0, 1.0), (-torch.inf, 0.0)):
         hidden = scores.where(known, score), labels.where(known, label), known
-        assert evaluate(*hidden, names=names, split="val") == result
+        assert split_metrics(*hidden) == result
 
 
 def test_classes_without_negatives_are_listed_but_not_scored() -> None:
-    names = ["a", "b", "c"]
-    assert evaluate(SCORES, LABELS, None, names=names, split="val")["classes_without_negatives"] == []
+    assert split_metrics(SCORES, LABELS).classes_without_negatives == []
     hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # no label of c is known
     for scores in (SCORES, 1 - SCORES):
-        result = evaluate(scores, LABELS, hidden, names=names, split="val")
-        assert result["classes_without_negatives"] == ["a", "b"]
-        assert result["ap"] == dict.fromkeys(names)
-        assert [result[key] for key in ("mAP", "chance", "macro_auroc", "classes_scored")] == [None, None, None, 0]
+        result = split_metrics(scores, LABELS, hidden)
+        assert result.classes_without_negatives == ["a", "b"]
+        assert result.ap == {"a": None, "b": None, "c": None}
+        assert (result.mAP, result.chance, result.macro_auroc, result.classes_scored) == (None, None, None, 0)
 
 
 def test_chance_is_the_mean_prevalence_of_the_scored_classes() -> None:
-    assert evaluate(SCORES, LABELS, None, names=list("abc"), split="val")["chance"] == pytest.approx(2 / 3)
-    result = evaluate(SCORES, LABELS, KNOWN, names=list("abc"), split="val")  # b is present in 1 of 2 known images
-    assert result["chance"] == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert split_metrics(SCORES, LABELS).chance == pytest.approx(2 / 3)
+    result = split_metrics(SCORES, LABELS, KNOWN)  # b is present in 1 of 2 known images
+    assert result.chance == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
 def test_means_per_level() -> None:
-    result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val", levels=[1, 2, 2])
-    assert "levels" not in evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
+    result = split_metrics(SCORES, LABELS, levels=[1, 2, 2])
+    assert result.levels is not None
+    assert "levels" not in split_metrics(SCORES, LABELS)
     shared = {"classes_scored": 1, "chance": pytest.approx(2 / 3)}
-    assert result["levels"] == {
-        "1": {"classes": 1, "mAP": result["ap"]["a"], "macro_auroc": result["auroc"]["a"], **shared},
-        "2": {"classes": 2, "mAP": result["ap"]["b"], "macro_auroc": result["auroc"]["b"], **shared},
+    assert {number: level.to_dict() for number, level in result.levels.items()} == {
+        "1": {"classes": 1, "mAP": result.ap["a"], "macro_auroc": result.auroc["a"], **shared},
+        "2": {"classes": 2, "mAP": result.ap["b"], "macro_auroc": result.auroc["b"], **shared},
     }

@@ -121,7 +121,7 @@ def test_undefined_metrics_are_none() -> None:
         None,
         0,
     )
-    json.dumps(result, allow_nan=False)
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 def test_each_value_is_scored_separately() -> None:

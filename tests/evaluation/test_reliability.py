@@ -21,6 +21,8 @@ from probmcl.evaluation.reliability import (
     reliability_bins,
     summarize_reliability,
 )
+from probmcl.runtime.conversion import convert
+from probmcl.store.evaluation import ReliabilitySummary
 
 Array = npt.NDArray[Any]
 
@@ -134,17 +136,19 @@ def test_summary_has_means_over_entries_and_the_mean_error_of_the_classes() -> N
     rows.known[:60, 1] = False
     measures, summary = reliability(*arrays(rows)), summarize_reliability(*arrays(rows), ["a", "b", "c"])
     p, labels = rows.scores[rows.known].astype(np.float64), rows.labels[rows.known]
-    assert summary["brier"] == pytest.approx(((p - labels) ** 2).mean())
-    assert summary["log_loss"] == pytest.approx(reference.log_loss(labels, p))
-    assert summary["base_rate_brier"] == pytest.approx(
+    assert summary.brier == pytest.approx(((p - labels) ** 2).mean())
+    assert summary.log_loss == pytest.approx(reference.log_loss(labels, p))
+    assert summary.base_rate_brier == pytest.approx(
         measures.known[:2] @ measures.base_rate_brier[:2] / rows.known.sum()
     )
-    assert summary["calibration_error"] == pytest.approx(measures.calibration_error[:2].mean())
-    assert summary["calibration_error_interval"] is None
-    assert summary["per_class"]["b"]["log_loss"] == measures.log_loss[1]
+    assert summary.calibration_error == pytest.approx(measures.calibration_error[:2].mean())
+    assert summary.calibration_error_interval is None
+    assert summary.per_class["b"].log_loss == measures.log_loss[1]
     unknown = {"brier": None, "log_loss": None, "calibration_error": None, "calibration_error_interval": None}
-    assert summary["per_class"]["c"] == unknown | {"reliability": {"probability": [], "frequency": [], "images": []}}
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summary.per_class["c"].to_dict() == unknown | {
+        "reliability": {"probability": [], "frequency": [], "images": []}
+    }
+    assert convert(json.loads(json.dumps(summary.to_dict(), allow_nan=False)), ReliabilitySummary) == summary
     assert summarize_reliability(*arrays(flip_unknown(rows)), ["a", "b", "c"]) == summary
 
 
@@ -153,10 +157,12 @@ def test_intervals_of_the_calibration_error_are_centered() -> None:
     samples = bootstrapped_calibration_error(*arrays(rows), resamples(90, None, draws=100))
     summary = summarize_reliability(*arrays(rows), ["a", "b"], samples)
     error = reliability(*arrays(rows)).calibration_error
-    assert summary["per_class"]["b"]["calibration_error_interval"] == fraction_interval(samples[:, 1], error[1])
-    assert summary["calibration_error_interval"] == fraction_interval(samples.mean(1), error.mean())
-    low, high = summary["calibration_error_interval"]
-    assert 0 <= low < summary["calibration_error"] < high
+    assert summary.per_class["b"].calibration_error_interval == fraction_interval(samples[:, 1], error[1])
+    assert summary.calibration_error_interval == fraction_interval(samples.mean(1), error.mean())
+    assert summary.calibration_error is not None
+    assert summary.calibration_error_interval is not None
+    low, high = summary.calibration_error_interval
+    assert 0 <= low < summary.calibration_error < high
 
 
 @pytest.mark.parametrize("known_images", [0, 1])
@@ -165,9 +171,9 @@ def test_intervals_are_none_if_many_resamples_have_no_known_label(known_images: 
     rows.known[:] = np.arange(4)[:, None] < known_images
     samples = bootstrapped_calibration_error(*arrays(rows), resamples(4, None, draws=50))
     summary = summarize_reliability(*arrays(rows), ["a"], samples)
-    assert summary["calibration_error_interval"] is None
-    assert summary["per_class"]["a"]["calibration_error_interval"] is None
-    assert (summary["calibration_error"] is None) == (known_images == 0)
+    assert summary.calibration_error_interval is None
+    assert summary.per_class["a"].calibration_error_interval is None
+    assert (summary.calibration_error is None) == (known_images == 0)
 
 
 def test_fraction_interval_is_none_if_undefined_or_unreliable() -> None:

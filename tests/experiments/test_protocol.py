@@ -3,11 +3,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.evaluations import split_metrics
 from probmcl.data.loader import Order
 from probmcl.errors import OptionError, SettingsError
 from probmcl.experiments.protocol import (
@@ -151,7 +153,11 @@ def test_best_trial_is_chosen_on_validation_by_its_better_head() -> None:
         CandidateId("bce", "re-probed", trial=2): 0.4,
         CandidateId("supcon", "re-probed"): 0.9,
     }
-    candidates = {key: Candidate(key, "bce", None, {}, {}, {"mAP": score}, 1.0) for key, score in scores.items()}
+    metrics = split_metrics(np.array([[0.9], [0.1]]), np.array([[1.0], [0.0]]))
+    candidates = {
+        key: Candidate(key, "bce", None, {}, {}, msgspec.structs.replace(metrics, mAP=score), 1.0)
+        for key, score in scores.items()
+    }
     # asl has no candidates because it diverged.
     assert chosen_heads(candidates, ["bce", "supcon", "asl"]) == [
         CandidateId("bce", "own head", trial=2),

@@ -11,9 +11,13 @@ import torch
 from msgspec.structs import replace
 from PIL import Image
 
+from helpers.evaluations import row_metrics
 from helpers.run_folders import FROZEN, POLICY, made_run
+from probmcl.console import Console
 from probmcl.errors import RunWarning
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.bootstrap import affordable_draws
+from probmcl.evaluation.evaluate import EvaluatedModel
+from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
 from probmcl.neighbors import TrainingImages
 from probmcl.readers.options import DataSource
@@ -110,13 +114,27 @@ def finished_run(
         features = torch.from_numpy(generator.normal(size=(len(relative), model.encoder.features))).half()
         truth = torch.from_numpy(labels["train"] == 1)
         TrainingImages(relative, features, truth, torch.ones_like(truth)).save(folder / "neighbors.safetensors")
+    _write_evaluation(folder, names)
     _write_metadata(folder, names, labels["train"])
     state = {f"state.{key}": value for key, value in model.state_dict().items()} | {"scores": torch.zeros(1)}
+    validation = row_metrics(read_scores(scores_file(folder / "frozen", "val")).rows, names=names, split="val")
     facts = StoredCandidate(
-        method="probe", settings={}, validation={"mAP": 0.5}, seconds=1.5, fit_seconds=1.0, weight_decay=None
+        method="probe",
+        settings={},
+        validation=validation.to_dict(),
+        seconds=1.5,
+        fit_seconds=1.0,
+        weight_decay=None,
     )
     RunFolder(folder).write_tensors(files.CANDIDATE.named("frozen"), state, facts)
     return folder
+
+
+def _write_evaluation(folder: Path, names: Sequence[str]) -> None:
+    rows = read_scores(scores_file(folder, "test")).rows
+    options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
+    evaluation = evaluate_rows(rows, EvaluatedModel(names), options, None, Console.quiet())
+    RunFolder(folder).write(files.EVALUATION, evaluation)
 
 
 def _labels(generator: np.random.Generator, images: int, classes: int) -> np.ndarray:
@@ -145,7 +163,6 @@ def _write_metadata(folder: Path, names: Sequence[str], labels: np.ndarray) -> N
         test_mAP={own_head.name: 0.8, FROZEN.name: 0.5},
     )
     run.write(files.METADATA, metadata)
-    run.write(files.EVALUATION, {})  # without intervals, so it is computed again
     rows = [
         {
             "stage": stage,

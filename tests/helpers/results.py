@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from probmcl.evaluation.evaluate import evaluate
+from helpers.evaluations import split_metrics
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import write_scores
 from probmcl.experiments.results import Result
+from probmcl.store.evaluation import Retrieval
 from probmcl.store.fingerprints import ProtocolFingerprint
 
 IMAGES, CLASSES = 300, 4
@@ -38,10 +39,10 @@ def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int =
         method=None if head == "frozen" else name,
         seed=seed,
         validation=validation,
-        test=evaluate(scores, truth, None, names=list("abcd"), split="test"),
+        test=split_metrics(scores, truth, split="test"),
         macro_F1=0.5,
-        by_embedding={"jaccard_at_10": 0.2, "mAP": 0.1},
-        by_probabilities={"jaccard_at_10": 0.3, "mAP": None},
+        by_embedding=Retrieval(jaccard_at_10=0.2, mAP=0.1),
+        by_probabilities=Retrieval(jaccard_at_10=0.3, mAP=None),
         learning_rate=None if head == "frozen" else 1e-3,
         weight_decay=None if head == "frozen" else 1e-4,
         trials=1,

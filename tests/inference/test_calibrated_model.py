@@ -15,6 +15,8 @@ from probmcl.data import Records
 from probmcl.errors import OptionError, RunError
 from probmcl.evaluation import average_precision
 from probmcl.inference import Model, load
+from probmcl.runtime.conversion import convert
+from probmcl.store.evaluation import ModelEvaluation
 
 
 @pytest.fixture
@@ -121,14 +123,14 @@ def test_evaluation_reports_raw_and_calibrated_scores(model: Model, records: Rec
     assert result["calibrated_on"] == 20
     assert result["thresholds"] == "balanced"
     assert result["mAP"] == pytest.approx(raw["mAP"], abs=1e-12)
-    assert {key: result["at"][key] for key in ("0.5", "0.8")} == raw["at"]
+    assert {key: result["at"][key] for key in ("0.5", "0.8")} == dict(raw["at"])
     assert result["at"]["chosen"]["macro_F1"] == result["decisions"]["macro_F1"]
     assert result["calibration"]["before"]["log_loss"] == raw["calibration"]["before"]["log_loss"]
     assert result["calibration"]["after"]["log_loss"] < raw["calibration"]["before"]["log_loss"]
     assert len(result["calibration"]["after"]["calibration_error_interval"]) == 2
     assert set(result["abstention"]["per_class"]) == set(NAMES)
     assert "after" not in raw["calibration"]
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    assert convert(json.loads(json.dumps(result.to_dict(), allow_nan=False)), ModelEvaluation) == result
 
 
 @pytest.mark.filterwarnings("ignore:.*have the same file name")

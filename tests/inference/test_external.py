@@ -105,7 +105,7 @@ def test_each_site_is_scored_separately_with_patients_resampled(model: Model, ta
         assert result["by"]["values"][value] == with_interval(site_rows, draws=40, seed=2)
     assert [part["groups"] for part in result["by"]["values"].values()] == [5, 5, 4]
     assert (result["resampled"], result["groups"], result["draws"]) == ("groups", 14, 40)
-    json.dumps(result, allow_nan=False)
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 def test_images_are_resampled_without_groups(tmp_path: Path, model: Model, table: Path) -> None:

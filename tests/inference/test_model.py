@@ -149,7 +149,7 @@ def test_scores_equal_those_of_scikit_learn(tmp_path: Path, records: Records) ->
     assert result["mAP"] == pytest.approx(np.mean(list(ap.values())), abs=1e-6)
     assert (result["classes_only_in_model"], result["classes_only_in_data"]) == ([], [])
     assert list(result["at"]) == ["0.5", "0.8"]
-    json.dumps(result)
+    json.dumps(result.to_dict())
 
 
 def test_run_images_keep_their_split_and_new_images_get_the_requested_one(tmp_path: Path, records: Records) -> None:

@@ -52,15 +52,17 @@ def command(own: EvaluateCommand, given: Given) -> None:
     given["aggregate"] = parse_aggregate(given.get("aggregate"), read.group)
     with progress.working(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: progress.print(f"note: {message}")
-        result = load(own.run, device=own.device).evaluate(**given, console=progress)
-    output.print(tables.summary(result))
-    output.rich.print(to_rich(tables.decision_rules(result)))
-    for line in tables.lines(result):
+        evaluation = load(own.run, device=own.device).evaluate(**given, console=progress)
+    output.print(tables.summary(evaluation))
+    output.rich.print(to_rich(tables.decision_rules(evaluation)))
+    for line in tables.lines(evaluation):
         output.print(line)
-    for table in (tables.by_class, tables.probabilities_by_class, *([tables.by_value] if "by" in result else [])):
-        output.rich.print(to_rich(table(result)))
+    output.rich.print(to_rich(tables.by_class(evaluation)))
+    output.rich.print(to_rich(tables.probabilities_by_class(evaluation)))
+    if evaluation.by is not None:
+        output.rich.print(to_rich(tables.by_value(evaluation.by)))
     if own.json is not None:
-        write_json(own.json, result)
+        write_json(own.json, evaluation)
         progress.print(f"all results: {own.json}")
 
 

@@ -1,7 +1,8 @@
 """Predictions and metrics of a model on one split, as stored in `evaluation.json`."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +14,19 @@ from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.loader import Batch
 from probmcl.data.records import Records, Split
 from probmcl.evaluation.decisions import DecisionCounts, decisions_at, precision_recall_f1, rates_at
-from probmcl.evaluation.entries import Array, Entries, checked
+from probmcl.evaluation.entries import Entries, checked
 from probmcl.evaluation.metrics import area_under_roc, average_precision
 from probmcl.methods.base import Classifier
 from probmcl.runtime import distributed
 from probmcl.runtime.files import nan_to_none
+from probmcl.store.evaluation import (
+    ClassRates,
+    DecisionScores,
+    DecisionSummary,
+    LevelScores,
+    SplitMetrics,
+    ThresholdScores,
+)
 
 THRESHOLDS = (0.5, 0.8)
 """Both are reported, since the paper uses 0.5 and its authors' earlier code uses 0.8 (decision 0001, point 19)."""
@@ -51,107 +60,197 @@ def predict(
     return gathered
 
 
-def evaluate(
-    scores: Array,
-    labels: Array,
-    known: Array | None,
-    *,
-    names: Sequence[str],
-    split: str,
-    note: str = "",
-    levels: Sequence[int] = (),
-    raw: Array | None = None,
-    thresholds: Float64[ndarray, " C"] | None = None,
-) -> dict[str, Any]:
-    """Return all reported metrics of a split as fractions; undefined metrics are None.
+@dataclass(frozen=True, eq=False)
+class EvaluatedModel:
+    """The facts about a model that an evaluation needs: its classes, how it decides them, and its note.
+
+    Attributes:
+        names: the classes, in the order of the scores.
+        levels: the level of each class in the class hierarchy; empty without a hierarchy.
+        note: the classifier's note on its mAP, usually empty; see `probmcl.methods.base.Classifier`.
+        thresholds: the chosen threshold of each class; None if none were chosen, so that 0.5 applies.
+        limits: the highest probability of each class for a no, and that for a not sure; None without abstention.
+    """
+
+    names: Sequence[str]
+    levels: Sequence[int] = ()
+    note: str = ""
+    thresholds: Float64[ndarray, " C"] | None = None
+    limits: tuple[Float64[ndarray, " C"], Float64[ndarray, " C"]] | None = None
+
+    @property
+    def decision_thresholds(self) -> Float64[ndarray, " C"]:
+        """The threshold of each class."""
+        return np.full(len(self.names), THRESHOLDS[0]) if self.thresholds is None else self.thresholds
+
+
+class ClassMeans(NamedTuple):
+    """Means over the scored classes; None if no class can be scored."""
+
+    classes_scored: int
+    mAP: float | None  # noqa: N815
+    chance: float | None
+    macro_auroc: float | None
+
+
+def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entries | None = None) -> SplitMetrics:
+    """Return the metrics of a split as fractions; undefined metrics are None.
 
     A class is scored if it has a known positive and a known negative. `chance` is the mAP of a model that has learned
-    nothing: the mean prevalence of the scored classes. `note` is the classifier's note on its mAP; an empty note is
-    omitted. If `levels` gives the level of each class in the class hierarchy, means are also reported per level.
+    nothing: the mean prevalence of the scored classes.
 
-    If `scores` are calibrated, `raw` are the scores before calibration, to which 0.5 and 0.8 are applied as in the
-    paper. If `thresholds` has the chosen threshold of each class, decisions are reported at these thresholds.
+    If the scores in `entries` are calibrated, `raw` has the scores before calibration, to which 0.5 and 0.8 are applied
+    as in the paper. If the model has chosen thresholds, decisions are also reported at these thresholds.
 
-    >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
-    >>> result["mAP"], result["chance"], result["at"]["0.8"]["CF1"], result["auroc"]
+    >>> entries = checked(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None)
+    >>> metrics = evaluate(entries, EvaluatedModel(["cat"]), "test")
+    >>> metrics.mAP, metrics.chance, metrics.at.high.CF1, metrics.auroc
     (1.0, 0.5, 1.0, {'cat': 1.0})
     """
-    entries = checked(scores, labels, known)
-    uncalibrated = entries if raw is None else checked(raw, labels, known)
-    limits = np.full(len(names), THRESHOLDS[0]) if thresholds is None else thresholds
-    ap, auroc, counts = average_precision(*entries), area_under_roc(*entries), rates_at(*entries, limits)
-    at = {str(threshold): _decision_scores(uncalibrated, threshold) for threshold in THRESHOLDS}
-    at |= {} if thresholds is None else {"chosen": _decision_scores(entries, thresholds)}
-    all_positive = (counts.positives > 0) & ~counts.is_scored
-    summary = decisions_at(*entries, limits)._asdict()
-    decisions = {key.replace("f1", "F1"): nan_to_none(value) for key, value in summary.items()}
-    return {
-        "split": split,
-        "images": len(scores),
-        "classes": len(names),
-        "classes_without_negatives": [name for name, flag in zip(names, all_positive, strict=True) if flag],
-        **class_means(ap, auroc, counts),
-        "ap": dict(zip(names, map(nan_to_none, ap.tolist()), strict=True)),
-        "auroc": dict(zip(names, map(nan_to_none, auroc.tolist()), strict=True)),
-        "at": at,
-        "top3": _decision_scores(uncalibrated, THRESHOLDS[0], top_k=3),
-        "decisions": {"threshold": THRESHOLDS[0] if thresholds is None else "chosen", **decisions},
-        "per_class": _per_class(names, counts, limits),
-        **({} if raw is None else {"ap_changes": _changes(names, average_precision(*uncalibrated), ap)}),
-        **({"levels": _by_level(levels, ap, auroc, counts)} if levels else {}),
-        **({"note": note} if note else {}),
-    }
+    uncalibrated = entries if raw is None else raw
+    ap = average_precision(*entries)
+    auroc = area_under_roc(*entries)
+    counts = rates_at(*entries, model.decision_thresholds)
+    means = class_means(ap, auroc, counts)
+    return SplitMetrics(
+        split=split,
+        images=len(entries.scores),
+        classes=len(model.names),
+        classes_without_negatives=_without_negatives(model.names, counts),
+        classes_scored=means.classes_scored,
+        mAP=means.mAP,
+        chance=means.chance,
+        macro_auroc=means.macro_auroc,
+        ap=_by_class(model.names, ap),
+        auroc=_by_class(model.names, auroc),
+        at=_threshold_scores(entries, uncalibrated, model.thresholds),
+        top3=_decision_scores(uncalibrated, THRESHOLDS[0], top_k=3),
+        decisions=_decision_summary(entries, model),
+        per_class=_class_rates(model, counts),
+        ap_changes=None if raw is None else _ap_changes(model.names, average_precision(*raw), ap),
+        levels=_level_scores(model.levels, ap, auroc, counts) if model.levels else None,
+        note=model.note or None,
+    )
 
 
-def evaluate_split(records: Records, split: Split, scores: Float[Tensor, "N C"], note: str = "") -> dict[str, Any]:
+def evaluate_split(records: Records, split: Split, scores: Float[Tensor, "N C"], note: str = "") -> SplitMetrics:
     """Return `evaluate` for the images in a split of the records, including levels if the classes have parents."""
-    space, (labels, known) = records.label_space, records.states.labels_and_known(records.rows(split))
-    levels = () if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
-    return evaluate(scores, labels, known, names=space.names, split=split, note=note, levels=levels)
+    space = records.label_space
+    labels, known = records.states.labels_and_known(records.rows(split))
+    levels: Sequence[int] = ()
+    if space.hierarchy is not None:
+        levels = levels_of(parents_of(space.names, space.hierarchy)).tolist()
+    return evaluate(checked(scores, labels, known), EvaluatedModel(space.names, levels, note), split)
+
+
+def class_means(ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts) -> ClassMeans:
+    """Return the number of scored classes, their mAP and macro AUROC, and the chance level of the mAP."""
+    prevalence = counts.prevalence.where(counts.is_scored, torch.nan)
+    return ClassMeans(
+        classes_scored=int(counts.is_scored.sum()),
+        mAP=nan_to_none(ap.nanmean().item()),
+        chance=nan_to_none(prevalence.nanmean().item()),
+        macro_auroc=nan_to_none(auroc.nanmean().item()),
+    )
+
+
+def _without_negatives(names: Sequence[str], counts: DecisionCounts) -> list[str]:
+    """Return the classes that have known positives but no known negative."""
+    all_positive = (counts.positives > 0) & ~counts.is_scored
+    return [name for name, flag in zip(names, all_positive.tolist(), strict=True) if flag]
+
+
+def _by_class(names: Sequence[str], values: Float64[Tensor, " C"]) -> dict[str, float | None]:
+    return dict(zip(names, map(nan_to_none, values.tolist()), strict=True))
+
+
+def _threshold_scores(
+    entries: Entries, uncalibrated: Entries, chosen: Float64[ndarray, " C"] | None
+) -> ThresholdScores:
+    half, high = THRESHOLDS
+    return ThresholdScores(
+        half=_decision_scores(uncalibrated, half),
+        high=_decision_scores(uncalibrated, high),
+        chosen=None if chosen is None else _decision_scores(entries, chosen),
+    )
 
 
 def _decision_scores(
     entries: Entries, threshold: float | Float64[ndarray, " C"], *, top_k: int | None = None
-) -> dict[str, float | None]:
-    """Return CP, CR, CF1, OP, OR, OF1 and macro F1 at a threshold, or at one per class."""
+) -> DecisionScores:
+    """Return precision, recall and F1 at a threshold, or at one per class."""
     scores = precision_recall_f1(entries, threshold=threshold, top_k=top_k)
-    macro_f1 = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")["CF1"]
-    del scores["classes_scored"]
-    return {key: nan_to_none(value) for key, value in {**scores, "macro_F1": macro_f1}.items()}
+    per_class = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")
+    return DecisionScores(
+        CP=nan_to_none(scores["CP"]),
+        CR=nan_to_none(scores["CR"]),
+        CF1=nan_to_none(scores["CF1"]),
+        OP=nan_to_none(scores["OP"]),
+        OR=nan_to_none(scores["OR"]),
+        OF1=nan_to_none(scores["OF1"]),
+        macro_F1=nan_to_none(per_class["CF1"]),
+    )
 
 
-def _changes(names: Sequence[str], before: Float64[Tensor, " C"], after: Float64[Tensor, " C"]) -> dict[str, float]:
+def _decision_summary(entries: Entries, model: EvaluatedModel) -> DecisionSummary:
+    decisions = decisions_at(*entries, model.decision_thresholds)
+    threshold: float | Literal["chosen"] = THRESHOLDS[0] if model.thresholds is None else "chosen"
+    return DecisionSummary(
+        threshold=threshold,
+        macro_F1=nan_to_none(decisions.macro_f1),
+        micro_F1=nan_to_none(decisions.micro_f1),
+        sample_F1=nan_to_none(decisions.sample_f1),
+        hamming_loss=nan_to_none(decisions.hamming_loss),
+        subset_accuracy=nan_to_none(decisions.subset_accuracy),
+        images_fully_known=decisions.images_fully_known,
+        labels_predicted=nan_to_none(decisions.labels_predicted),
+        labels_true=nan_to_none(decisions.labels_true),
+    )
+
+
+def _class_rates(model: EvaluatedModel, counts: DecisionCounts) -> dict[str, ClassRates]:
+    thresholds = model.decision_thresholds
+    known = counts.known.tolist()
+    positives = counts.positives.tolist()
+    sensitivity = counts.sensitivity.tolist()
+    specificity = counts.specificity.tolist()
+    ppv = counts.ppv.tolist()
+    npv = counts.npv.tolist()
+    f1 = counts.f1.tolist()
+    rates = {}
+    for c, name in enumerate(model.names):
+        rates[name] = ClassRates(
+            n=known[c],
+            positives=positives[c],
+            sensitivity=nan_to_none(sensitivity[c]),
+            specificity=nan_to_none(specificity[c]),
+            ppv=nan_to_none(ppv[c]),
+            npv=nan_to_none(npv[c]),
+            f1=nan_to_none(f1[c]),
+            threshold=float(thresholds[c]),
+        )
+    return rates
+
+
+def _ap_changes(names: Sequence[str], before: Float64[Tensor, " C"], after: Float64[Tensor, " C"]) -> dict[str, float]:
     """Return how calibration changed the AP of each class whose ranking it changed."""
-    changes = dict(zip(names, (after - before).tolist(), strict=True))
-    return {name: change for name, change in changes.items() if abs(change) > ROUNDING}
+    changes = zip(names, (after - before).tolist(), strict=True)
+    return {name: change for name, change in changes if abs(change) > ROUNDING}
 
 
-def _per_class(
-    names: Sequence[str], counts: DecisionCounts, thresholds: Float64[ndarray, " C"]
-) -> dict[str, dict[str, Any]]:
-    rates = ("positives", "sensitivity", "specificity", "ppv", "npv", "f1")
-    columns = {"n": counts.known.tolist()} | {rate: getattr(counts, rate).tolist() for rate in rates}
-    return {
-        name: {key: nan_to_none(column[c]) for key, column in columns.items()} | {"threshold": float(thresholds[c])}
-        for c, name in enumerate(names)
-    }
-
-
-def _by_level(
+def _level_scores(
     levels: Sequence[int], ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts
-) -> dict[str, dict[str, Any]]:
-    result = {}
+) -> dict[str, LevelScores]:
+    scores = {}
     for level in sorted(set(levels)):
         member = torch.tensor(levels) == level
-        members = DecisionCounts(*(count[member] for count in counts))
-        result[str(level)] = {"classes": int(member.sum()), **class_means(ap[member], auroc[member], members)}
-    return result
-
-
-def class_means(
-    ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts
-) -> dict[str, float | int | None]:
-    """Return the number of scored classes, their mAP and macro AUROC, and the chance level of the mAP."""
-    means = {"mAP": ap, "chance": counts.prevalence.where(counts.is_scored, torch.nan), "macro_auroc": auroc}
-    scored = int(counts.is_scored.sum())
-    return {"classes_scored": scored} | {key: nan_to_none(values.nanmean().item()) for key, values in means.items()}
+        member_counts = DecisionCounts(*(count[member] for count in counts))
+        means = class_means(ap[member], auroc[member], member_counts)
+        scores[str(level)] = LevelScores(
+            classes=int(member.sum()),
+            classes_scored=means.classes_scored,
+            mAP=means.mAP,
+            chance=means.chance,
+            macro_auroc=means.macro_auroc,
+        )
+    return scores

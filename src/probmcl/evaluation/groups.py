@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import get_args
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int32
 from numpy import ndarray
@@ -14,12 +15,21 @@ from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError, keyword
 from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, fraction_interval, resamples_in_blocks
 from probmcl.evaluation.decisions import rates_at
-from probmcl.evaluation.evaluate import THRESHOLDS, class_means, evaluate
+from probmcl.evaluation.entries import Entries, checked
+from probmcl.evaluation.evaluate import EvaluatedModel, class_means, evaluate
 from probmcl.evaluation.metrics import area_under_roc, average_precision
 from probmcl.evaluation.reliability import bootstrapped_calibration_error, summarize_reliability
-from probmcl.evaluation.selective import evaluate_abstention, risk_coverage
-
-Aggregate = Literal["mean", "max"]
+from probmcl.evaluation.selective import OpenDecisions, evaluate_abstention, risk_coverage
+from probmcl.store.evaluation import (
+    Abstention,
+    Aggregate,
+    Evaluation,
+    IntervalScores,
+    ReliabilityChange,
+    ReliabilitySummary,
+    RiskCoverage,
+    ValueScores,
+)
 
 BLANK = "(blank)"  # name used for empty cells
 MAX_VALUES = 200  # columns with more distinct values are rejected
@@ -46,10 +56,21 @@ class ScoredRows:
     def of(cls, records: Records, rows: Int[ndarray, "N"], scores: Float[ndarray, "N C"]) -> "ScoredRows":
         """Return the scores of some rows of the records, with their labels and groups."""
         labels, known = records.states.labels_and_known(rows)
-        return cls(scores, labels, known, None if records.group is None else tuple(records.group[row] for row in rows))
+        group = None if records.group is None else tuple(records.group[row] for row in rows)
+        return cls(scores, labels, known, group)
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    @property
+    def entries(self) -> Entries:
+        """The scores, labels and mask of known labels, validated."""
+        return checked(self.scores, self.labels, self.known)
+
+    @property
+    def raw_entries(self) -> Entries | None:
+        """The same with the scores before calibration; None if the scores are not calibrated."""
+        return None if self.raw is None else checked(self.raw, self.labels, self.known)
 
     def take(self, rows: Int[ndarray, "K"]) -> "ScoredRows":
         """Return a selection of the rows."""
@@ -73,13 +94,16 @@ class ScoredRows:
         if self.group is None:
             raise ValueError("rows without groups cannot be aggregated")
         names, member = np.unique(np.array(self.group), return_inverse=True)
-        order, sizes = np.argsort(member, kind="stable"), np.bincount(member)
+        order = np.argsort(member, kind="stable")
+        sizes = np.bincount(member)
         starts = np.cumsum(sizes) - sizes
 
         def combine(scores: Float[ndarray, "N C"]) -> Float64[ndarray, "G C"]:
             ordered = scores[order].astype(np.float64)
-            mean = np.add.reduceat(ordered, starts) / sizes[:, None]
-            return np.maximum.reduceat(ordered, starts) if how == "max" else mean
+            if how == "max":
+                return np.maximum.reduceat(ordered, starts)
+            mean: Float64[ndarray, "G C"] = np.add.reduceat(ordered, starts) / sizes[:, None]
+            return mean
 
         raw = None if self.raw is None else combine(self.raw)
         labels = np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts)
@@ -91,6 +115,7 @@ class ScoredRows:
 class EvaluationOptions:
     """Options of an evaluation; `Model.evaluate` describes them."""
 
+    split: str = "test"
     by: str | None = None
     aggregate: Aggregate | None = None
     draws: int = 1000
@@ -111,7 +136,8 @@ class EvaluationOptions:
         if self.by not in records.columns:
             raise OptionError("by", self.by, "is not a column of the data")
         values = records.columns[self.by]
-        if (distinct := len(sorted_values(values))) > MAX_VALUES:
+        distinct = len(sorted_values(values))
+        if distinct > MAX_VALUES:
             problem = f"has {distinct:,} distinct values in {len(values):,} images"
             raise OptionError("by", self.by, f"{problem}; choose a column with at most {MAX_VALUES}")
         if self.aggregate is None or records.group is None:
@@ -127,58 +153,58 @@ def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str
     """
     by_group: dict[str, str] = {}
     for name, value in zip(group, values, strict=True):
-        if by_group.setdefault(name, value) != value:
-            problem = f"group {name!r} has images with {by_group[name]!r} and {value!r} in column {column!r}"
-            remedy = (
-                f"{keyword('by', column)} and `aggregate` require one value per group; leave out one of these options"
-            )
-            raise DataError(f"{problem}; {remedy}")
+        first = by_group.setdefault(name, value)
+        if first != value:
+            problem = f"group {name!r} has images with {first!r} and {value!r} in column {column!r}"
+            cause = f"{keyword('by', column)} and `aggregate` require one value per group"
+            raise DataError(f"{problem}; {cause}; leave out one of these options")
     return tuple(by_group[name] for name in sorted(by_group))
 
 
 def evaluate_rows(
     images: ScoredRows,
+    model: EvaluatedModel,
     options: EvaluationOptions,
     values: Sequence[str] | None,
     console: Console,
-    *,
-    names: Sequence[str],
-    split: str,
-    note: str,
-    levels: Sequence[int],
-    thresholds: Float64[ndarray, " C"] | None = None,
-    limits: tuple[Float64[ndarray, " C"], Float64[ndarray, " C"]] | None = None,
-) -> dict[str, Any]:
-    """Return the dictionary of `evaluate`, extended with confidence intervals and the metrics for each value.
+) -> Evaluation:
+    """Return the metrics of `evaluate` with confidence intervals, and scores for each value of a column.
 
-    It also has the reliability of the probabilities before and after calibration, and the risk–coverage curve. If
-    `limits` has the highest probability for a no and for a not sure, the abstention is evaluated. `values` is the
-    result of `options.values` for these images. The other arguments are passed on to `evaluate`.
+    The result also has the reliability of the probabilities before and after calibration, and the risk–coverage curve.
+    If the model has limits, the abstention is evaluated. `values` is the result of `options.values` for these images.
     """
     rows = images if options.aggregate is None else images.aggregate(options.aggregate)
-    entries = (rows.scores, rows.labels, rows.known)
-    result = evaluate(*entries, names=names, split=split, note=note, levels=levels, raw=rows.raw, thresholds=thresholds)
-    decided = rows.scores > (THRESHOLDS[0] if thresholds is None else thresholds)
-    result["risk_coverage"] = risk_coverage(rows.scores, decided, rows.labels, rows.known)
+    metrics = evaluate(rows.entries, model, options.split, raw=rows.raw_entries)
+    curve = _risk_coverage(rows, model)
     parts = 1 + len(sorted_values(values or ()))
+    classes = len(model.names)
     progress_console = console if options.draws else Console.quiet()
-    with progress_console.progress("resampling", (parts + 1) * len(names)) as bar:
+    with progress_console.progress("resampling", (parts + 1) * classes) as bar:
         advance = partial(bar.advance, 0)  # no images are processed
-        result["calibration"] = _reliability(rows, names, options)
-        if limits is not None:
-            result["abstention"] = _abstention(rows, names, options, *limits)
-        advance(len(names))
+        calibration = _reliability(rows, model, options)
+        abstention = _abstention(rows, model, options)
+        advance(classes)
         overall = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
         by = by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
-    intervals = ("mAP_interval", "macro_auroc_interval", "groups")
-    result |= {"images": overall["images"], **{key: overall[key] for key in intervals}, "draws": options.draws}
-    result |= {"resampled": "images" if rows.group is None else "groups", "aggregate": options.aggregate}
-    return result if values is None else result | {"by": {"column": options.by, "values": by}}
+    shared = msgspec.structs.asdict(metrics) | {"images": overall.images}  # not the number of groups
+    return Evaluation(
+        **shared,
+        risk_coverage=curve,
+        calibration=calibration,
+        abstention=abstention,
+        mAP_interval=overall.mAP_interval,
+        macro_auroc_interval=overall.macro_auroc_interval,
+        groups=overall.groups,
+        draws=options.draws,
+        resampled="images" if rows.group is None else "groups",
+        aggregate=options.aggregate,
+        by=None if values is None or options.by is None else ValueScores(column=options.by, values=by),
+    )
 
 
 def with_interval(
     rows: ScoredRows, *, draws: int, seed: int, advance: Callable[[int], None] | None = None
-) -> dict[str, Any]:
+) -> IntervalScores:
     """Return mAP and macro AUROC with 95 % bootstrap intervals, the chance level, and counts of images and classes.
 
     If there are groups, whole groups are resampled instead of images; see `resamples`. The intervals are None without
@@ -186,37 +212,45 @@ def with_interval(
 
     >>> labels = np.array([[1.0], [0.0]] * 4)
     >>> rows = ScoredRows(np.array([[0.9], [0.1]] * 4), labels, labels > -1)
-    >>> result = with_interval(rows, draws=100, seed=0)
-    >>> result["images"], result["mAP"], result["mAP_interval"]
+    >>> scores = with_interval(rows, draws=100, seed=0)
+    >>> scores.images, scores.mAP, scores.mAP_interval
     (8, 1.0, [1.0, 1.0])
     """
     entries = (rows.scores, rows.labels, rows.known)
     means = class_means(average_precision(*entries), area_under_roc(*entries), rates_at(*entries))
     samples = _resample(rows, draws, seed, advance)
-    return {
-        "images": len(rows) if rows.images is None else int(rows.images.sum()),
-        "groups": None if rows.group is None else len(set(rows.group)),
-        **means,
-        "mAP_interval": samples and fraction_interval(samples.mean_precision, means["mAP"]),
-        "macro_auroc_interval": samples and fraction_interval(samples.mean_auroc, means["macro_auroc"]),
-    }
+    map_interval = auroc_interval = None
+    if samples is not None:
+        map_interval = fraction_interval(samples.mean_precision, means.mAP)
+        auroc_interval = fraction_interval(samples.mean_auroc, means.macro_auroc)
+    return IntervalScores(
+        images=len(rows) if rows.images is None else int(rows.images.sum()),
+        groups=None if rows.group is None else len(set(rows.group)),
+        classes_scored=means.classes_scored,
+        mAP=means.mAP,
+        chance=means.chance,
+        macro_auroc=means.macro_auroc,
+        mAP_interval=map_interval,
+        macro_auroc_interval=auroc_interval,
+    )
 
 
 def by_value(
     rows: ScoredRows, values: Sequence[str], *, draws: int, seed: int, advance: Callable[[int], None] | None = None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, IntervalScores]:
     """Return `with_interval` for the rows with each value. Empty values are named `(blank)` and come last.
 
     >>> labels = np.array([[1.0], [0.0], [1.0]])
     >>> rows = ScoredRows(np.array([[0.9], [0.1], [0.5]]), labels, labels > -1)
-    >>> {value: part["images"] for value, part in by_value(rows, ["b", "a", ""], draws=0, seed=0).items()}
+    >>> {value: part.images for value, part in by_value(rows, ["b", "a", ""], draws=0, seed=0).items()}
     {'a': 1, 'b': 1, '(blank)': 1}
     """
     names = np.array([value.strip() or BLANK for value in values])
-    return {
-        value: with_interval(rows.take(np.flatnonzero(names == value)), draws=draws, seed=seed, advance=advance)
-        for value in sorted_values(values)
-    }
+    scores = {}
+    for value in sorted_values(values):
+        members = rows.take(np.flatnonzero(names == value))
+        scores[value] = with_interval(members, draws=draws, seed=seed, advance=advance)
+    return scores
 
 
 def sorted_values(values: Sequence[str]) -> list[str]:
@@ -236,44 +270,60 @@ def _number_then_text(value: str) -> tuple[float, str]:
         return np.inf, value
 
 
-def _reliability(rows: ScoredRows, names: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+def _risk_coverage(rows: ScoredRows, model: EvaluatedModel) -> RiskCoverage:
+    decided = rows.scores > model.decision_thresholds
+    return risk_coverage(rows.scores, decided, rows.labels, rows.known)
+
+
+def _reliability(rows: ScoredRows, model: EvaluatedModel, options: EvaluationOptions) -> ReliabilityChange:
     """Return the reliability of the raw scores and, if the scores are calibrated, that of the probabilities."""
-    result = {}
-    for key, scores in (("before", rows.scores if rows.raw is None else rows.raw), ("after", rows.scores)):
-        if key == "before" or rows.raw is not None:
-            entries = (scores, rows.labels, rows.known)
-            errors = [
-                bootstrapped_calibration_error(*entries, weights)
-                for weights in _weights(rows, options.draws, options.seed)
-            ]
-            result[key] = summarize_reliability(*entries, names, np.concatenate(errors) if errors else None)
-    return result
+    if rows.raw is None:
+        return ReliabilityChange(before=_reliability_of(rows.scores, rows, model, options))
+    return ReliabilityChange(
+        before=_reliability_of(rows.raw, rows, model, options),
+        after=_reliability_of(rows.scores, rows, model, options),
+    )
 
 
-def _abstention(
-    rows: ScoredRows,
-    names: Sequence[str],
-    options: EvaluationOptions,
-    no: Float64[ndarray, " C"],
-    yes: Float64[ndarray, " C"],
-) -> dict[str, Any]:
-    weights = list(_weights(rows, options.draws, options.seed))
-    masks = (rows.scores > yes, rows.scores <= no, rows.labels, rows.known)
-    return evaluate_abstention(*masks, names, np.concatenate(weights) if weights else None)
+def _reliability_of(
+    scores: Float[ndarray, "N C"], rows: ScoredRows, model: EvaluatedModel, options: EvaluationOptions
+) -> ReliabilitySummary:
+    entries = (scores, rows.labels, rows.known)
+    weights = _weights(rows, options.draws, options.seed)
+    resampled = [bootstrapped_calibration_error(*entries, block) for block in weights]
+    return summarize_reliability(*entries, model.names, np.concatenate(resampled) if resampled else None)
+
+
+def _abstention(rows: ScoredRows, model: EvaluatedModel, options: EvaluationOptions) -> Abstention | None:
+    """Return the rates of decisions that may be left open; None if the model does not abstain."""
+    if model.limits is None:
+        return None
+    no, yes = model.limits
+    decisions = OpenDecisions(yes=rows.scores > yes, no=rows.scores <= no)
+    blocks = list(_weights(rows, options.draws, options.seed))
+    weights = np.concatenate(blocks) if blocks else None
+    return evaluate_abstention(decisions, rows.labels, rows.known, model.names, weights)
 
 
 def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], None] | None) -> Areas | None:
-    blocks, remaining = [], draws
+    """Return the means of each resample; None without resamples."""
+    blocks = []
+    remaining = draws
     for weights in _weights(rows, draws, seed):
         remaining -= len(weights)
         callback = advance if remaining == 0 else None  # progress is reported with the last block
         blocks.append(bootstrapped_areas(rows.scores, rows.labels, rows.known, weights, advance=callback))
-    if not blocks and advance is not None:
+    if blocks:
+        precisions = np.concatenate([block.mean_precision for block in blocks])
+        areas = np.concatenate([block.mean_auroc for block in blocks])
+        return Areas(precisions, areas)
+    if advance is not None:
         advance(rows.scores.shape[1])
-    return Areas(*(np.concatenate(parts) for parts in zip(*blocks, strict=True))) if blocks else None
+    return None
 
 
 def _weights(rows: ScoredRows, draws: int, seed: int) -> Iterator[Int32[ndarray, "_ N"]]:
     """Yield the weights of all resamples in blocks; nothing without draws or with a single group."""
-    if draws and len(set(rows.group or range(len(rows)))) > 1:
+    units = len(rows) if rows.group is None else len(set(rows.group))
+    if draws and units > 1:
         yield from resamples_in_blocks(len(rows), rows.group, draws=draws, seed=seed)

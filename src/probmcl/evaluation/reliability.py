@@ -1,7 +1,7 @@
 """How well probabilities agree with frequencies: Brier score, log loss and calibration error."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int
@@ -10,6 +10,7 @@ from numpy import ndarray
 from probmcl.evaluation.bootstrap import fraction_interval
 from probmcl.evaluation.entries import Array, Column, checked, class_columns
 from probmcl.runtime.files import nan_to_none
+from probmcl.store.evaluation import ClassReliability, ReliabilityDiagram, ReliabilitySummary
 
 BINS = 15
 """Bins of the calibration error. All have the same number of images, except for ties."""
@@ -36,14 +37,6 @@ class Reliability(NamedTuple):
     calibration_error: Float64[ndarray, " C"]
     base_rate_brier: Float64[ndarray, " C"]
     base_rate_log_loss: Float64[ndarray, " C"]
-
-
-class Bins(NamedTuple):
-    """The points of a reliability diagram of one class."""
-
-    probability: list[float]  # mean probability in each bin
-    frequency: list[float]  # fraction of positives
-    images: list[int]
 
 
 def reliability(probabilities: Array, labels: Array, known: Array | None = None) -> Reliability:
@@ -95,15 +88,18 @@ def bin_of(p: Float64[ndarray, " K"]) -> Int[ndarray, " K"]:
     return np.searchsorted(np.sort(p), p) * BINS // max(len(p), 1)
 
 
-def reliability_bins(probabilities: Array, labels: Array, known: Array | None = None) -> Iterator[Bins]:
+def reliability_bins(probabilities: Array, labels: Array, known: Array | None = None) -> Iterator[ReliabilityDiagram]:
     """Yield the points of each class's reliability diagram."""
     for column in class_columns(checked(probabilities, labels, known)):
         p, y = _known(column)
         bins = bin_of(p)
         images = np.bincount(bins)
         filled = np.flatnonzero(images)
-        probability, frequency = (np.bincount(bins, weights=values)[filled] / images[filled] for values in (p, y))
-        yield Bins(probability.tolist(), frequency.tolist(), images[filled].tolist())
+        probability = np.bincount(bins, weights=p)[filled] / images[filled]
+        frequency = np.bincount(bins, weights=y)[filled] / images[filled]
+        yield ReliabilityDiagram(
+            probability=probability.tolist(), frequency=frequency.tolist(), images=images[filled].tolist()
+        )
 
 
 def bootstrapped_calibration_error(
@@ -133,32 +129,50 @@ def summarize_reliability(
     known: Array | None,
     names: Sequence[str],
     resampled: Float64[ndarray, "B C"] | None = None,
-) -> dict[str, Any]:
+) -> ReliabilitySummary:
     """Return the measures overall and per class, with intervals of the calibration error from its resamples.
 
     Overall, Brier score and log loss are means over all known entries, and the calibration error is the mean over
     classes. Undefined measures are None.
     """
     measures = reliability(probabilities, labels, known)
-    share = measures.known / max(measures.known.sum(), 1)
-    means = ("brier", "log_loss", "base_rate_brier", "base_rate_log_loss")
-    overall = {key: float(np.nansum(share * getattr(measures, key))) if share.any() else None for key in means}
-    error = measures.calibration_error
-    mean = float(_mean_over_classes(error[None])[0])
-    samples = None if resampled is None else _mean_over_classes(resampled)
+    error = float(_mean_over_classes(measures.calibration_error[None])[0])
+    interval = None
+    if resampled is not None:
+        interval = fraction_interval(_mean_over_classes(resampled), error)
     per_class = {}
-    for c, (name, bins) in enumerate(zip(names, reliability_bins(probabilities, labels, known), strict=True)):
-        numbers = {
-            key: nan_to_none(float(getattr(measures, key)[c])) for key in ("brier", "log_loss", "calibration_error")
-        }
-        interval = None if resampled is None else fraction_interval(resampled[:, c], error[c])
-        per_class[name] = {**numbers, "calibration_error_interval": interval, "reliability": bins._asdict()}
-    interval = None if samples is None else fraction_interval(samples, mean)
-    return overall | {
-        "calibration_error": nan_to_none(mean),
-        "calibration_error_interval": interval,
-        "per_class": per_class,
-    }
+    diagrams = reliability_bins(probabilities, labels, known)
+    for c, (name, diagram) in enumerate(zip(names, diagrams, strict=True)):
+        per_class[name] = _class_reliability(measures, c, diagram, resampled)
+    return ReliabilitySummary(
+        brier=_mean_over_entries(measures.brier, measures.known),
+        log_loss=_mean_over_entries(measures.log_loss, measures.known),
+        base_rate_brier=_mean_over_entries(measures.base_rate_brier, measures.known),
+        base_rate_log_loss=_mean_over_entries(measures.base_rate_log_loss, measures.known),
+        calibration_error=nan_to_none(error),
+        calibration_error_interval=interval,
+        per_class=per_class,
+    )
+
+
+def _class_reliability(
+    measures: Reliability, c: int, diagram: ReliabilityDiagram, resampled: Float64[ndarray, "B C"] | None
+) -> ClassReliability:
+    """Return the measures of class c, with the interval of its calibration error."""
+    error = float(measures.calibration_error[c])
+    return ClassReliability(
+        brier=nan_to_none(float(measures.brier[c])),
+        log_loss=nan_to_none(float(measures.log_loss[c])),
+        calibration_error=nan_to_none(error),
+        calibration_error_interval=None if resampled is None else fraction_interval(resampled[:, c], error),
+        reliability=diagram,
+    )
+
+
+def _mean_over_entries(measure: Float64[ndarray, " C"], known: Int[ndarray, " C"]) -> float | None:
+    """Return the mean of a measure, weighted by the known entries of each class; None if nothing is known."""
+    share = known / max(known.sum(), 1)
+    return float(np.nansum(share * measure)) if share.any() else None
 
 
 def _mean_over_classes(errors: Float64[ndarray, "B C"]) -> Float64[ndarray, " B"]:

@@ -1,14 +1,16 @@
 """Selective prediction: the uncertainty of each image, and the errors among the images that are decided."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from numpy import ndarray
 
 from probmcl.evaluation.bootstrap import fraction_interval
 from probmcl.runtime.files import nan_to_none
+from probmcl.store.evaluation import Abstention, AbstentionRates, RiskCoverage
 
 COVERAGES = tuple(step / 20 for step in range(1, 21))
 """Fractions of the images at which the risk–coverage curve is reported."""
@@ -32,50 +34,101 @@ def risk_coverage(
     decisions: Bool[ndarray, "N C"],
     labels: Float[ndarray, "N C"],
     known: Bool[ndarray, "N C"],
-) -> dict[str, list[float | None]]:
+) -> RiskCoverage:
     """Return the fraction of wrong decisions among the images with the lowest uncertainty, for several fractions.
 
     Reference: El-Yaniv and Wiener, On the foundations of noise-free selective classification, 2010.
     """
     order = np.argsort(uncertainty(probabilities), kind="stable")
-    wrong = np.cumsum(((decisions != (labels == 1)) & known).sum(1)[order])
+    wrong_entries = (decisions != (labels == 1)) & known
+    wrong = np.cumsum(wrong_entries.sum(1)[order])
     total = np.cumsum(known.sum(1)[order])
-    last = [max(1, round(coverage * len(order))) - 1 for coverage in COVERAGES]
-    risks = [float(wrong[row] / total[row]) if total[row] else None for row in last]
-    return {"coverage": [(row + 1) / len(order) for row in last], "risk": risks}
+    coverages = []
+    risks = []
+    for coverage in COVERAGES:
+        images = max(1, round(coverage * len(order)))
+        decided = total[images - 1]
+        coverages.append(images / len(order))
+        risks.append(float(wrong[images - 1] / decided) if decided else None)
+    return RiskCoverage(coverage=coverages, risk=risks)
+
+
+class OpenDecisions(NamedTuple):
+    """Decisions that may be left open: an entry that is neither yes nor no is not sure."""
+
+    yes: Bool[ndarray, "N C"]
+    no: Bool[ndarray, "N C"]
+
+
+class _Counts(NamedTuple):
+    """Numbers of entries in each of K sets, such as the classes, for the original images or for each of B resamples."""
+
+    known: Float[ndarray, "B K"]
+    decided: Float[ndarray, "B K"]
+    yes: Float[ndarray, "B K"]
+    wrong_yes: Float[ndarray, "B K"]
+    no: Float[ndarray, "B K"]
+    wrong_no: Float[ndarray, "B K"]
+
+    def total(self) -> "_Counts":
+        """Return the counts of all sets together."""
+        return _Counts(*(count.sum(1, keepdims=True) for count in self))
+
+    def of(self, c: int) -> "_Counts":
+        """Return the counts of one set."""
+        return _Counts(*(count[:, c : c + 1] for count in self))
 
 
 def evaluate_abstention(
-    yes: Bool[ndarray, "N C"],
-    no: Bool[ndarray, "N C"],
+    decisions: OpenDecisions,
     labels: Float[ndarray, "N C"],
     known: Bool[ndarray, "N C"],
     names: Sequence[str],
     weights: Int[ndarray, "B N"] | None,
-) -> dict[str, Any]:
+) -> Abstention:
     """Return the coverage, and the error rates among the yes and the no decisions, overall and per class.
 
     The coverage is the fraction of known entries that are decided. Intervals come from `weights`, the result of
     `resamples`. Undefined rates are None.
     """
     positive = labels == 1
-    masks = (known, (yes | no) & known, yes & known, yes & known & ~positive, no & known, no & known & positive)
-    counts = [mask.sum(0, dtype=np.float64)[None] for mask in masks]  # (1, C)
-    drawn = [] if weights is None else [weights.astype(np.float32) @ mask.astype(np.float32) for mask in masks]
-    overall = [count.sum(1, keepdims=True) for count in counts], [count.sum(1, keepdims=True) for count in drawn]
-    per_class = {
-        name: _rates([count[:, c : c + 1] for count in counts], [count[:, c : c + 1] for count in drawn])
-        for c, name in enumerate(names)
-    }
-    return _rates(*overall) | {"per_class": per_class}
+    yes = decisions.yes & known
+    no = decisions.no & known
+    masks = (known, yes | no, yes, yes & ~positive, no, no & positive)
+    counts = _Counts(*(mask.sum(0, dtype=np.float64)[None] for mask in masks))
+    drawn = None
+    if weights is not None:
+        times = weights.astype(np.float32)
+        drawn = _Counts(*(times @ mask.astype(np.float32) for mask in masks))
+    per_class = {}
+    for c, name in enumerate(names):
+        per_class[name] = _rates(counts.of(c), None if drawn is None else drawn.of(c))
+    overall = _rates(counts.total(), None if drawn is None else drawn.total())
+    return Abstention(**msgspec.structs.asdict(overall), per_class=per_class)
 
 
-def _rates(counts: Sequence[ndarray], drawn: Sequence[ndarray]) -> dict[str, Any]:
-    rates: dict[str, Any] = {}
-    for name, part, whole in (("coverage", 1, 0), ("yes_risk", 3, 2), ("no_risk", 5, 4)):
-        with np.errstate(invalid="ignore"):
-            value = float((counts[part] / counts[whole]).item())
-            samples = (drawn[part] / drawn[whole])[:, 0].astype(np.float64) if drawn else None
-        rates[name] = nan_to_none(value)
-        rates[f"{name}_interval"] = None if samples is None else fraction_interval(samples, value)
-    return rates
+def _rates(counts: _Counts, drawn: _Counts | None) -> AbstentionRates:
+    """Return the rates of one set of entries, with intervals if there are resamples."""
+    coverage, yes_risk, no_risk = _fractions(counts)
+    intervals: list[list[float] | None] = [None, None, None]
+    if drawn is not None:
+        estimates = (coverage, yes_risk, no_risk)
+        samples = _fractions(drawn)
+        intervals = [fraction_interval(s, e.item()) for s, e in zip(samples, estimates, strict=True)]
+    return AbstentionRates(
+        coverage=nan_to_none(coverage.item()),
+        coverage_interval=intervals[0],
+        yes_risk=nan_to_none(yes_risk.item()),
+        yes_risk_interval=intervals[1],
+        no_risk=nan_to_none(no_risk.item()),
+        no_risk_interval=intervals[2],
+    )
+
+
+def _fractions(counts: _Counts) -> tuple[Float64[ndarray, " B"], Float64[ndarray, " B"], Float64[ndarray, " B"]]:
+    """Return the coverage and the error rates of the yes and the no decisions; 0 / 0 is NaN."""
+    with np.errstate(invalid="ignore"):
+        coverage = counts.decided / counts.known
+        yes_risk = counts.wrong_yes / counts.yes
+        no_risk = counts.wrong_no / counts.no
+    return coverage[:, 0].astype(np.float64), yes_risk[:, 0].astype(np.float64), no_risk[:, 0].astype(np.float64)

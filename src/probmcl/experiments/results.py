@@ -3,17 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from probmcl.errors import OptionError, RunError, counted, plain
 from probmcl.runtime.conversion import convert
-from probmcl.runtime.files import convert_file, json_line, read_text, refuse_special_files, write_text
+from probmcl.runtime.files import json_line, read_text, refuse_special_files, write_text
+from probmcl.store.evaluation import Retrieval, SplitMetrics
 from probmcl.store.files import RESULTS
 from probmcl.store.fingerprints import ProtocolFingerprint
-from probmcl.store.rows import JsonFile
-from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import Head
 from probmcl.tables import bracketed, percent
 
@@ -50,10 +49,10 @@ class Result(ComparedClassifier):
 
     seed: int  # number of the run
     validation: float  # mAP on the validation split
-    test: dict[str, Any]  # the content of evaluation.json
+    test: SplitMetrics  # on the test split
     macro_F1: float | None  # noqa: N815  # at thresholds chosen on validation; at 0.5 if it emits a set
-    by_embedding: dict[str, float | None]  # retrieval using the encoder's features
-    by_probabilities: dict[str, float | None]  # retrieval using predicted probabilities
+    by_embedding: Retrieval  # with the encoder's features
+    by_probabilities: Retrieval  # with predicted probabilities
     trials: int  # number of pairs of learning rate and weight decay that were tried
     seconds: float  # duration of training and of fitting the probe
     fingerprint: ProtocolFingerprint
@@ -68,7 +67,7 @@ class Result(ComparedClassifier):
     @property
     def test_map(self) -> float:
         """Test mAP; 0 if no class could be scored."""
-        return self.test["mAP"] or 0.0
+        return self.test.mAP or 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +124,7 @@ class Comparison:
     data: str  # the name of the dataset
     left_out: tuple[str, ...]  # messages about methods that diverged or could not run
     draws: int  # number of bootstrap resamples
-    chance: float | None = None  # mAP of a model that has learned nothing; None for results of version 0.1
+    chance: float | None = None  # mAP of a model that has learned nothing; None if no class could be scored
 
     def __repr__(self) -> str:
         lines = [f"Comparison({self.protocol})"]
@@ -170,87 +169,6 @@ class Comparison:
         return " · ".join(conditions)
 
 
-Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
-Interval = Annotated[list[Fraction], msgspec.Meta(min_length=2, max_length=2)]
-
-
-class _Decisions(msgspec.Struct):
-    CP: Fraction | None
-    CR: Fraction | None
-    CF1: Fraction | None
-    OP: Fraction | None
-    OR: Fraction | None
-    OF1: Fraction | None
-    macro_F1: Fraction | None = None  # noqa: N815  # version 0.1 did not store it here
-
-
-class _Thresholds(msgspec.Struct):
-    default: _Decisions = msgspec.field(name="0.5")
-    chosen: _Decisions | msgspec.UnsetType = msgspec.UNSET
-
-
-class Evaluation(msgspec.Struct, kw_only=True):
-    """The part of evaluation.json that a comparison uses."""
-
-    mAP: Fraction | None  # noqa: N815
-    macro_auroc: Fraction | None
-    at: _Thresholds
-    chance: Fraction | None = None  # version 0.1 did not store it
-
-
-class _ClassReliability(msgspec.Struct):
-    calibration_error: Fraction | None
-    calibration_error_interval: Interval | None
-
-
-class _Reliability(_ClassReliability):
-    brier: Fraction | None
-    per_class: dict[str, _ClassReliability]
-
-
-class _Calibration(msgspec.Struct):
-    before: _Reliability
-    after: _Reliability | msgspec.UnsetType = msgspec.UNSET
-
-
-class _RiskCoverage(msgspec.Struct):
-    coverage: list[Fraction]
-    risk: list[Fraction | None]
-
-    def __post_init__(self) -> None:
-        if len(self.coverage) != len(self.risk):
-            raise ValueError("coverage and risk have different lengths")
-
-
-class ReportedEvaluation(Evaluation, kw_only=True):
-    """The part of evaluation.json that the report of a run uses."""
-
-    images: Annotated[int, msgspec.Meta(ge=1)]
-    classes: Annotated[int, msgspec.Meta(ge=1)]
-    classes_scored: Annotated[int, msgspec.Meta(ge=0)]
-    mAP_interval: Interval | None  # noqa: N815
-    macro_auroc_interval: Interval | None
-    calibration: _Calibration
-    risk_coverage: _RiskCoverage
-
-
-@dataclass(frozen=True)
-class Retrieval:
-    """The content of retrieval.json."""
-
-    mAP: Fraction | None  # noqa: N815
-    jaccard_at_10: Fraction | None
-
-
-def read_metrics(
-    folder: RunFolder, file: JsonFile[dict[str, Any]], kind: type[Evaluation | Retrieval]
-) -> dict[str, Any]:
-    """Read the evaluation.json or retrieval.json of a candidate."""
-    content = folder.read(file)
-    convert_file(content, kind, folder.path / file)
-    return content
-
-
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write a file with one line of JSON per result."""
     lines = ({key: value for key, value in vars(result).items() if key != "folder"} for result in results)
@@ -273,19 +191,10 @@ def read_results(path: Path) -> list[Result]:
 def _parse_result(line: str, path: Path, number: int) -> Result:
     try:
         content = msgspec.json.decode(line, type=dict[str, Any])
-        result = convert(content | {"folder": path.parent}, Result)
-        _check_result(result)
+        return convert(content | {"folder": path.parent}, Result)
     except (ValueError, RecursionError) as error:
         problem = f"{plain(error)}; pass the {RESULTS} file of a comparison"
         raise RunError(f"{path}, line {number}: {problem}") from error
-    return result
-
-
-def _check_result(result: Result) -> None:
-    """Raise `ValueError` if a result from a file lacks a score."""
-    convert(result.test, Evaluation)
-    for values in (result.by_embedding, result.by_probabilities):
-        convert(values, Retrieval)
 
 
 def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:

@@ -24,11 +24,8 @@ from probmcl.experiments.measure import MEASUREMENTS_FILE, Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import (
     Comparison,
-    Evaluation,
     Result,
-    Retrieval,
     merge_results,
-    read_metrics,
     read_results,
     write_results,
 )
@@ -42,7 +39,8 @@ from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import DAMAGED, nan_to_none
 from probmcl.settings import MethodSpec, TrainingJob, job_key
-from probmcl.store.files import EVALUATION, METADATA, RESULTS, RETRIEVAL, SEED, candidate_folder
+from probmcl.store.evaluation import Retrieval
+from probmcl.store.files import METADATA, RESULTS, RETRIEVAL, SEED, candidate_evaluation, candidate_folder
 from probmcl.store.fingerprints import ProtocolFingerprint
 from probmcl.store.run_folder import RunFolder
 
@@ -214,11 +212,11 @@ class ComparisonRunner:
             emits_set=emits_set,
             seed=seed,
             validation=candidate.validation_map,
-            test=read_metrics(folder, EVALUATION.inside(candidate_folder(identity.key)), Evaluation),
+            test=folder.read(candidate_evaluation(identity.key)),
             # A predicted set has no probabilities to calibrate; its scores are above or below 0.5.
             macro_F1=_macro_f1(val, test, self.records.label_space, calibrate=not emits_set),
-            by_embedding=read_metrics(folder, RETRIEVAL.inside(candidate_folder(probe.key)), Retrieval),
-            by_probabilities=dict(retrieval(*map(torch.from_numpy, (test.scores, test.labels, test.known)))),
+            by_embedding=folder.read(RETRIEVAL.inside(candidate_folder(probe.key))),
+            by_probabilities=_retrieval_by_probabilities(test),
             trials=self.spec.trials,
             seconds=candidate.seconds,
             fingerprint=fingerprint,
@@ -243,8 +241,20 @@ class ComparisonRunner:
             data=self.name,
             left_out=tuple(self.left_out),
             draws=DRAWS,
-            chance=next((chance for result in results if (chance := result.test.get("chance")) is not None), None),
+            chance=_chance(results),
         )
+
+
+def _retrieval_by_probabilities(test: ScoredRows) -> Retrieval:
+    """Return how well the predicted probabilities of the test images find images with equal labels."""
+    scores, labels, known = map(torch.from_numpy, (test.scores, test.labels, test.known))
+    found = retrieval(scores, labels, known, k=10)
+    return Retrieval(mAP=found["mAP"], jaccard_at_10=found["jaccard_at_10"])
+
+
+def _chance(results: Sequence[Result]) -> float | None:
+    """Return the chance level of the test images, which all results share; None if no class could be scored."""
+    return next((result.test.chance for result in results if result.test.chance is not None), None)
 
 
 def _macro_f1(val: ScoredRows, test: ScoredRows, labels: LabelSpace, *, calibrate: bool) -> float | None:

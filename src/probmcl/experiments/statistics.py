@@ -115,15 +115,14 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
     results, samples = list(seeds.results.values()), seeds.mean_samples(list(seeds.results))
     last = results[-1]
     numbers: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
-    for key in ("CP", "CR", "CF1", "OP", "OR", "OF1"):
-        numbers[key] = _mean(r.test["at"]["0.5"][key] for r in results)
+    at_half = [result.test.at.half for result in results]
     return Row(
         **numbers,
         seeds=len(results),
         best_head=best_head,
         validation=seeds.validation,
         mAP=seeds.test(list(seeds.results)),
-        macro_auroc=_mean(r.test["macro_auroc"] for r in results),
+        macro_auroc=_mean(r.test.macro_auroc for r in results),
         interval=None if samples is None else interval(samples),
         over_seeds=stdev(r.test_map for r in results) if len(results) > 1 else None,
         gain=gain.mean,
@@ -132,11 +131,17 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
         behind=behind.mean,
         behind_interval=behind.interval,
         behind_p=behind.p,
+        CP=_mean(scores.CP for scores in at_half),
+        CR=_mean(scores.CR for scores in at_half),
+        CF1=_mean(scores.CF1 for scores in at_half),
+        OP=_mean(scores.OP for scores in at_half),
+        OR=_mean(scores.OR for scores in at_half),
+        OF1=_mean(scores.OF1 for scores in at_half),
         macro_F1=_mean(r.macro_F1 for r in results),
-        jaccard_at_10=_mean(r.by_embedding["jaccard_at_10"] for r in results),
-        retrieval_mAP=_mean(r.by_embedding["mAP"] for r in results),
-        probability_jaccard_at_10=_mean(r.by_probabilities["jaccard_at_10"] for r in results),
-        probability_mAP=_mean(r.by_probabilities["mAP"] for r in results),
+        jaccard_at_10=_mean(r.by_embedding.jaccard_at_10 for r in results),
+        retrieval_mAP=_mean(r.by_embedding.mAP for r in results),
+        probability_jaccard_at_10=_mean(r.by_probabilities.jaccard_at_10 for r in results),
+        probability_mAP=_mean(r.by_probabilities.mAP for r in results),
         seconds=fmean(r.seconds for r in results),
         fingerprint=last.fingerprint.all,
     )

@@ -4,8 +4,9 @@ import contextlib
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, final, get_args
+from typing import TypeVar, final, get_args
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -21,6 +22,7 @@ from probmcl.data.records import SPLITS, Records
 from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
+from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
@@ -41,6 +43,7 @@ from probmcl.settings.model_options import (
     PredictOptions,
     StreamOptions,
 )
+from probmcl.store.evaluation import ModelEvaluation, UnscoredImage
 
 DecisionRule = tuple[float | Float64[ndarray, " C"], Float64[ndarray, " C"] | None]
 """The threshold of yes decisions, for all classes or per class, and that of no decisions if the model may abstain."""
@@ -153,7 +156,7 @@ class Model:
         return Explanations(self.names, tuple(explained))
 
     @method_keywords_of(EvaluateOptions)
-    def evaluate(self, options: EvaluateOptions) -> dict[str, Any]:
+    def evaluate(self, options: EvaluateOptions) -> ModelEvaluation:
         """Evaluate the model on one split of labeled data, with confidence intervals.
 
         Images of the run keep the split that they had there. New images have their split in the data; if the data have
@@ -161,11 +164,16 @@ class Model:
         that only the model or only the data have, the `skipped` images, and the number of images that the run was
         `trained_on` and `calibrated_on`. For the data of the run, `read` overrides the stored options. The bootstrap
         draws groups, or images if there are no groups.
+
+        Values of the result are attributes, as in `result.mAP`, and can also be read by their keys in evaluation.json,
+        as in `result["at"]["0.5"]["CF1"]`.
         """
         if options.split not in SPLITS:
             raise OptionError("split", options.split, f"must be one of {', '.join(SPLITS)}")
         refuse_share(options.skip_bad)
-        how = EvaluationOptions(options.by, options.aggregate, options.draws, options.seed)
+        how = EvaluationOptions(
+            split=options.split, by=options.by, aggregate=options.aggregate, draws=options.draws, seed=options.seed
+        )
         yes, no = self._decision_rule(None, options.raw, options.abstain)
         console = options.console or Console.delayed()
         source = self._evaluation_source(options)
@@ -179,39 +187,39 @@ class Model:
         records = select_split(records, options.split, run_splits)
         how.values(records)  # raises errors before images are scored
         trained_on = count_trained_on(records.paths, run_splits, options.split)
-        calibration, columns = None if options.raw else self.calibration, mapping.in_model
-        unchanged = calibration is None or (calibration.kind == "none" and not self.hierarchy)
+        calibration = None if options.raw else self.calibration
         calibrated_on = 0 if calibration is None else self._count_calibrated_on(records.paths, calibration)
         records, scores, bad = self.score(records, options, console)
+        columns = mapping.in_model
+        labels, known = mapping.labels(records.states)
+        unchanged = calibration is None or (calibration.kind == "none" and not self.hierarchy)
         rows = ScoredRows(
             self._probabilities(scores, options.raw)[:, columns],
-            *mapping.labels(records.states),
+            labels,
+            known,
             records.group,
             raw=None if unchanged else scores[:, columns],
         )
-        result = evaluate_rows(
-            rows,
-            how,
-            how.values(records),
-            console,
-            names=mapping.common,
-            split=options.split,
-            note=self.classifier.note,
+        model = EvaluatedModel(
+            mapping.common,
             levels=levels_of(self._parents)[columns].tolist() if self.hierarchy else (),
+            note=self.classifier.note,
             thresholds=None if calibration is None else calibration.threshold[columns],
             limits=None if no is None else (no[columns], np.asarray(yes)[columns]),
         )
-        return {
-            **result,
-            "classes_only_in_model": mapping.only_in_model,
-            "classes_only_in_data": mapping.only_in_data,
-            "renamed": renames,
-            "trained_on": trained_on,
-            "calibrated_on": calibrated_on,
-            "thresholds": calibration and calibration.thresholds,
-            "not_promised": [name for name in mapping.common if calibration and name in calibration.not_promised],
-            "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
-        }
+        evaluation = evaluate_rows(rows, model, how, how.values(records), console)
+        not_promised = () if calibration is None else calibration.not_promised
+        return ModelEvaluation(
+            **msgspec.structs.asdict(evaluation),
+            classes_only_in_model=mapping.only_in_model,
+            classes_only_in_data=mapping.only_in_data,
+            renamed=renames,
+            trained_on=trained_on,
+            calibrated_on=calibrated_on,
+            thresholds=None if calibration is None else calibration.thresholds,
+            not_promised=[name for name in mapping.common if name in not_promised],
+            skipped=[UnscoredImage(path=str(image.path), reason=image.reason) for image in bad],
+        )
 
     @method_keywords_of(CalibrateOptions)
     def calibrate(self, options: CalibrateOptions) -> Calibration:

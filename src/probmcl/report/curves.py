@@ -11,7 +11,7 @@ from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.neighbors.training_images import cooccurrence
 from probmcl.report.run_data import RunData
 from probmcl.report.scores import RECALLS, precision_at_recall
-from probmcl.store.report import ClassScores, Curves, LabelPairs, NewPair, NewPairs, ReliabilityPoints, RiskCoverage
+from probmcl.store.report import ClassScores, Curves, LabelPairs, NewPair, NewPairs, ReliabilityPoints
 
 MAX_CLASSES = 30
 """Classes in a co-occurrence matrix: the most frequent ones."""
@@ -27,14 +27,13 @@ def curves(run: RunData, classes: Sequence[ClassScores]) -> Curves:
     """Return the precision–recall curves, the reliability diagram and the risk–coverage curve."""
     test = run.test
     of_classes = [row.precision_at_recall for row in classes if row.precision_at_recall]
-    risk_coverage = run.evaluation["risk_coverage"]
     return Curves(
         recall=_rounded(RECALLS),
         micro=precision_at_recall(test.probabilities[test.known], test.positive[test.known], RECALLS),
         macro=_rounded(np.mean(of_classes, axis=0)) if of_classes else [],
         quartiles=_quartiles(of_classes),
         reliability=_reliability(run),
-        risk_coverage=RiskCoverage(coverage=risk_coverage["coverage"], risk=risk_coverage["risk"]),
+        risk_coverage=run.evaluation.risk_coverage,
     )
 
 

@@ -1,65 +1,79 @@
 """Output of `probmcl evaluate`: tables and lines of text, with scores in percent."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from probmcl.calibration import Calibration
 from probmcl.errors import counted, listing, one_line
-from probmcl.evaluation.headline import headline
-from probmcl.store.evaluation import LEGEND
+from probmcl.evaluation.headline import headline, level_headline
+from probmcl.store.evaluation import (
+    LEGEND,
+    Abstention,
+    DecisionScores,
+    Evaluation,
+    IntervalScores,
+    ModelEvaluation,
+    RiskCoverage,
+    ValueScores,
+)
 from probmcl.tables import MISSING, Column, Table, bracketed, percent, points
 
 MAX_NAMES = 5  # most names in a line of text
 MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of them
-LOSSES = ("log loss", "Brier score")
 
 
-def summary(result: Mapping[str, Any]) -> str:
+def summary(evaluation: ModelEvaluation) -> str:
     """Return the scores of a split in one line."""
-    groups = f"{counted(result['groups'], 'group')} by the {result['aggregate']} of " if result.get("aggregate") else ""
-    images = counted(result["images"], f"{result['split']} image")
-    return f"{groups}{images}: {headline(result)}"
+    images = counted(evaluation.images, f"{evaluation.split} image")
+    if evaluation.aggregate is not None and evaluation.groups is not None:
+        images = f"{counted(evaluation.groups, 'group')} by the {evaluation.aggregate} of {images}"
+    return f"{images}: {headline(evaluation)}"
 
 
-def decision_rules(result: Mapping[str, Any]) -> Table:
+def decision_rules(evaluation: ModelEvaluation) -> Table:
     """Return the scores of a split for each decision rule."""
-    at = dict(result["at"])
-    decisions = {f"chosen: {result['thresholds']}": at.pop("chosen")} if "chosen" in at else {}
-    decisions |= {f"raw score > {threshold}": numbers for threshold, numbers in at.items()}
-    decisions["… > 0.5, top 3"] = result["top3"]
-    rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
+    at = evaluation.at
+    rows = []
+    if at.chosen is not None:
+        rows.append(_decision_row(f"chosen: {evaluation.thresholds}", at.chosen))
+    rows.append(_decision_row("raw score > 0.5", at.half))
+    rows.append(_decision_row("raw score > 0.8", at.high))
+    rows.append(_decision_row("… > 0.5, top 3", evaluation.top3))
     return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1", "macro F1"), rows)
 
 
-def by_class(result: Mapping[str, Any]) -> Table:
+def _decision_row(rule: str, scores: DecisionScores) -> list[str]:
+    numbers = (scores.CP, scores.CR, scores.CF1, scores.OP, scores.OR, scores.OF1, scores.macro_F1)
+    return [rule, *map(percent, numbers)]
+
+
+def by_class(evaluation: Evaluation) -> Table:
     """Return the classes in order of average precision, lowest first; classes without a positive are last."""
-    ranked = sorted(result["ap"], key=lambda name: (result["ap"][name] is None, result["ap"][name] or 0.0))
-    selection = "" if len(ranked) <= MAX_ROWS else f"{MAX_ROWS} of {len(ranked)} "
+    ap = evaluation.ap
+    ranked = sorted(ap, key=lambda name: (ap[name] is None, ap[name] or 0.0))
     rows = []
     for name in ranked[:MAX_ROWS]:
-        rates = result["per_class"][name]
-        shares = [rates[key] for key in ("sensitivity", "specificity", "ppv", "npv")]
-        numbers = map(percent, (result["ap"][name], result["auroc"][name], *shares))
-        rows.append([name, f"{rates['n']:,}", f"{rates['positives']:,}", *numbers])
-    title = f"{selection}classes, lowest AP first; rates at {_rule(result)}"
+        rates = evaluation.per_class[name]
+        scores = (ap[name], evaluation.auroc[name])
+        shares = (rates.sensitivity, rates.specificity, rates.ppv, rates.npv)
+        rows.append([name, f"{rates.n:,}", f"{rates.positives:,}", *map(percent, (*scores, *shares))])
+    title = f"{_selection(len(ranked))}classes, lowest AP first; rates at {_rule(evaluation)}"
     return _table(title, ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV"), rows)
 
 
-def probabilities_by_class(result: Mapping[str, Any]) -> Table:
+def probabilities_by_class(evaluation: Evaluation) -> Table:
     """Return the thresholds and the reliability of each class before and after calibration, the worst class first."""
-    measures = [part["per_class"] for part in result["calibration"].values()]
-    errors = {name: numbers["calibration_error"] for name, numbers in measures[-1].items()}
+    errors = {name: part.calibration_error for name, part in evaluation.calibration.final.per_class.items()}
     ranked = sorted(errors, key=lambda name: (errors[name] is None, -(errors[name] or 0.0)))
-    selection = "" if len(ranked) <= MAX_ROWS else f"{MAX_ROWS} of {len(ranked)} "
     rows = []
     for name in ranked[:MAX_ROWS]:
-        parts = [part[name] for part in measures]
-        losses = [" → ".join(_decimal(part[key]) for part in parts) for key in ("log_loss", "brier")]
-        error = " → ".join(percent(part["calibration_error"]) for part in parts)
-        rows.append([name, f"{result['per_class'][name]['threshold']:.2f}", *losses, error])
-    change = "; before → after calibration" if len(measures) > 1 else ""
-    title = f"{selection}classes, highest calibration error first{change}"
+        parts = [part.per_class[name] for part in evaluation.calibration.parts]
+        threshold = f"{evaluation.per_class[name].threshold:.2f}"
+        log_loss = _change(_decimal(part.log_loss) for part in parts)
+        brier = _change(_decimal(part.brier) for part in parts)
+        error = _change(percent(part.calibration_error) for part in parts)
+        rows.append([name, threshold, log_loss, brier, error])
+    title = f"{_selection(len(ranked))}classes, highest calibration error first{_meaning_of_change(evaluation)}"
     return _table(title, ("class", "threshold", "log loss", "Brier score", "calibration error"), rows)
 
 
@@ -75,20 +89,29 @@ def calibration_table(calibration: Calibration) -> Table:
     return _table(title, headers, rows)
 
 
-def by_value(result: Mapping[str, Any]) -> Table:
+def by_value(by: ValueScores) -> Table:
     """Return the scores for each value of a column."""
-    values = result["by"]["values"]
-    selection = "" if len(values) <= MAX_ROWS else f", the first {MAX_ROWS} of {len(values)} values"
-    rows = []
-    for value, part in list(values.items())[:MAX_ROWS]:
-        groups = MISSING if part["groups"] is None else f"{part['groups']:,}"
-        row = [value, f"{part['images']:,}", groups, str(part["classes_scored"]), percent(part["chance"])]
-        for key in ("mAP", "macro_auroc"):
-            row += [percent(part[key]), _interval(part[f"{key}_interval"])]
-        rows.append(row)
-    title = f"by {result['by']['column']}{selection}; with 95 % bootstrap intervals"
+    rows = [_value_row(value, scores) for value, scores in list(by.values.items())[:MAX_ROWS]]
+    count = len(by.values)
+    selection = "" if count <= MAX_ROWS else f", the first {MAX_ROWS} of {count} values"
+    title = f"by {by.column}{selection}; with 95 % bootstrap intervals"
     headers = ("value", "images", "groups", "classes", "chance", "mAP", "95 %", "AUROC", "95 %")
     return replace(_table(title, headers, rows), framed=False)  # nine columns fit on a terminal without a frame
+
+
+def _value_row(value: str, scores: IntervalScores) -> list[str]:
+    groups = MISSING if scores.groups is None else f"{scores.groups:,}"
+    return [
+        value,
+        f"{scores.images:,}",
+        groups,
+        str(scores.classes_scored),
+        percent(scores.chance),
+        percent(scores.mAP),
+        _interval(scores.mAP_interval),
+        percent(scores.macro_auroc),
+        _interval(scores.macro_auroc_interval),
+    ]
 
 
 def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -97,110 +120,140 @@ def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) ->
     return Table(title, [Column.of_names(first), *map(Column, numbers)], cells, framed=True)
 
 
-def lines(result: Mapping[str, Any]) -> list[str]:
+def lines(evaluation: ModelEvaluation) -> list[str]:
     """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
-    texts = [LEGEND, *(f"note: {note}" for note in _notes(result)), decisions_line(result), probabilities_line(result)]
-    texts += [changes_line(result)] if result.get("ap_changes") else []
-    texts += [abstention_line(result["abstention"])] if "abstention" in result else []
-    texts.append(_risk_line(result["risk_coverage"]))
-    if result.get("mAP_interval") is not None:
-        resamples = counted(result["draws"], "resample")
-        texts.append(f"intervals: 95 %, bootstrap with {resamples} of {result['resampled']}")
-    for number, part in result.get("levels", {}).items():
-        texts.append(f"level {number}: {headline({**part, 'images': result['images']})}")
-    scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
-    if len(result["ap"]) > MAX_ROWS:
-        best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
-        texts.append(f"best: {', '.join(f'{one_line(name)} {percent(scored[name])}' for name in best)}")
-    if result.get("renamed"):
-        texts.append(f"renamed: {_first([f'{data} → {model}' for data, model in result['renamed'].items()])}")
-    for side in ("model", "data"):
-        names = result[f"classes_only_in_{side}"]
+    texts = [LEGEND]
+    texts += [f"note: {note}" for note in _notes(evaluation)]
+    texts += [decisions_line(evaluation), probabilities_line(evaluation)]
+    if evaluation.ap_changes:
+        texts.append(_changes_line(evaluation.ap_changes, evaluation.classes_scored))
+    if evaluation.abstention is not None:
+        texts.append(abstention_line(evaluation.abstention))
+    texts.append(_risk_line(evaluation.risk_coverage))
+    if evaluation.mAP_interval is not None:
+        resamples = counted(evaluation.draws, "resample")
+        texts.append(f"intervals: 95 %, bootstrap with {resamples} of {evaluation.resampled}")
+    for number, level in (evaluation.levels or {}).items():
+        texts.append(f"level {number}: {level_headline(level, evaluation.images)}")
+    if len(evaluation.ap) > MAX_ROWS:
+        texts.append(_best_line(evaluation))
+    if evaluation.renamed:
+        texts.append(f"renamed: {_first([f'{data} → {model}' for data, model in evaluation.renamed.items()])}")
+    for side, names in (("model", evaluation.classes_only_in_model), ("data", evaluation.classes_only_in_data)):
         if names:
             texts.append(f"not scored: {counted(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
     return texts
 
 
-def decisions_line(result: Mapping[str, Any]) -> str:
+def decisions_line(evaluation: Evaluation) -> str:
     """Return one line with the scores of the decisions over all classes."""
-    decisions = result["decisions"]
-    shares = {"macro F1": "macro_F1", "micro F1": "micro_F1", "sample F1": "sample_F1", "Hamming loss": "hamming_loss"}
-    parts = [f"{name} {percent(decisions[key])}" for name, key in shares.items()]
-    fully_known = f"({counted(decisions['images_fully_known'], _unit(result))} with all labels known)"
-    parts.append(f"subset accuracy {percent(decisions['subset_accuracy'])} {fully_known}")
-    predicted, true = (f"{decisions[f'labels_{key}']:.2f}" for key in ("predicted", "true"))
-    return f"at {_rule(result)}: {', '.join(parts)}; {predicted} labels per {_unit(result)} (true: {true})"
+    decisions = evaluation.decisions
+    unit = _unit(evaluation)
+    fully_known = counted(decisions.images_fully_known, unit)
+    parts = [
+        f"macro F1 {percent(decisions.macro_F1)}",
+        f"micro F1 {percent(decisions.micro_F1)}",
+        f"sample F1 {percent(decisions.sample_F1)}",
+        f"Hamming loss {percent(decisions.hamming_loss)}",
+        f"subset accuracy {percent(decisions.subset_accuracy)} ({fully_known} with all labels known)",
+    ]
+    predicted = _decimal(decisions.labels_predicted, digits=2)
+    labels = f"{predicted} labels per {unit} (true: {_decimal(decisions.labels_true, digits=2)})"
+    return f"at {_rule(evaluation)}: {', '.join(parts)}; {labels}"
 
 
-def _unit(result: Mapping[str, Any]) -> str:
-    return "group" if result.get("aggregate") else "image"
+def _unit(evaluation: Evaluation) -> str:
+    return "image" if evaluation.aggregate is None else "group"
 
 
-def _rule(result: Mapping[str, Any]) -> str:
-    threshold = result["decisions"]["threshold"]
+def _rule(evaluation: Evaluation) -> str:
+    threshold = evaluation.decisions.threshold
     return "the chosen thresholds" if threshold == "chosen" else f"raw score > {threshold}"
 
 
-def probabilities_line(result: Mapping[str, Any]) -> str:
+def probabilities_line(evaluation: Evaluation) -> str:
     """Return one line with the log loss, Brier score and calibration error, before and after calibration."""
-    parts = list(result["calibration"].values())
-    losses = [" → ".join(_decimal(part[key]) for part in parts) for key in ("log_loss", "brier")]
-    base = [_decimal(parts[-1][f"base_rate_{key}"]) for key in ("log_loss", "brier")]
-    error = " → ".join(percent(part["calibration_error"]) for part in parts)
-    error += bracketed(parts[-1]["calibration_error_interval"])
-    change = "; before → after calibration" if len(parts) > 1 else ""
-    losses = [f"{name} {loss} (base rates: {rate})" for name, loss, rate in zip(LOSSES, losses, base, strict=True)]
-    return f"probabilities: {', '.join(losses)}, calibration error {error}{change}"
+    parts = evaluation.calibration.parts
+    final = evaluation.calibration.final
+    log_loss = _change(_decimal(part.log_loss) for part in parts)
+    brier = _change(_decimal(part.brier) for part in parts)
+    error = _change(percent(part.calibration_error) for part in parts)
+    texts = [
+        f"log loss {log_loss} (base rates: {_decimal(final.base_rate_log_loss)})",
+        f"Brier score {brier} (base rates: {_decimal(final.base_rate_brier)})",
+        f"calibration error {error}{bracketed(final.calibration_error_interval)}",
+    ]
+    return f"probabilities: {', '.join(texts)}{_meaning_of_change(evaluation)}"
 
 
-def changes_line(result: Mapping[str, Any]) -> str:
+def _change(values: Iterable[str]) -> str:
+    """Return a value, or the values before and after calibration."""
+    return " → ".join(values)
+
+
+def _meaning_of_change(evaluation: Evaluation) -> str:
+    return "" if evaluation.calibration.after is None else "; before → after calibration"
+
+
+def _changes_line(changes: dict[str, float], classes_scored: int) -> str:
     """Return one line with the changes of AP by isotonic regression or a class hierarchy."""
-    changes = result["ap_changes"]
     ranked = sorted(changes, key=lambda name: -abs(changes[name]))
     names = [f"{one_line(name)} {points(changes[name])}" for name in ranked[:MAX_NAMES]]
     rest = f" and {len(ranked) - MAX_NAMES} more" if len(ranked) > MAX_NAMES else ""
-    mean = points(sum(changes.values()) / max(result["classes_scored"], 1))
+    mean = points(sum(changes.values()) / max(classes_scored, 1))
     return f"isotonic regression or the hierarchy changes the AP of {', '.join(names)}{rest} (mAP: {mean})"
 
 
-def abstention_line(abstention: Mapping[str, Any]) -> str:
+def abstention_line(abstention: Abstention) -> str:
     """Return one line with the coverage of yes and no decisions, and their error rates."""
-    names = {"coverage": "decided", "yes_risk": "wrong among yes", "no_risk": "wrong among no"}
     parts = [
-        f"{text} {percent(abstention[key])}{bracketed(abstention[f'{key}_interval'])}" for key, text in names.items()
+        f"decided {percent(abstention.coverage)}{bracketed(abstention.coverage_interval)}",
+        f"wrong among yes {percent(abstention.yes_risk)}{bracketed(abstention.yes_risk_interval)}",
+        f"wrong among no {percent(abstention.no_risk)}{bracketed(abstention.no_risk_interval)}",
     ]
-    rates = abstention["per_class"].values()
-    never_yes, never_no = (sum(rate[f"{decision}_risk"] is None for rate in rates) for decision in ("yes", "no"))
+    rates = abstention.per_class.values()
+    never_yes = sum(rate.yes_risk is None for rate in rates)
+    never_no = sum(rate.no_risk is None for rate in rates)
     never = f"{counted(never_yes, 'class is', 'classes are')} never yes, {never_no:,} never no"
     return f"yes, no or not sure: {', '.join(parts)}; {never}"
 
 
-def _risk_line(curve: Mapping[str, Sequence[float | None]]) -> str:
-    half, everything = (percent(curve["risk"][index]) for index in (len(curve["risk"]) // 2 - 1, -1))
+def _risk_line(curve: RiskCoverage) -> str:
+    half = percent(curve.risk[len(curve.risk) // 2 - 1])
+    everything = percent(curve.risk[-1])
     return f"wrong decisions: {everything}, and {half} in the most certain half of the images"
 
 
-def _decimal(x: float | None) -> str:
-    return MISSING if x is None else f"{x:.3f}"
+def _best_line(evaluation: Evaluation) -> str:
+    scored = {name: ap for name, ap in evaluation.ap.items() if ap is not None}
+    best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
+    return f"best: {', '.join(f'{one_line(name)} {percent(scored[name])}' for name in best)}"
 
 
-def _notes(result: Mapping[str, Any]) -> list[str]:
-    notes = [result["note"]] if "note" in result else []
-    unscored = {"negative": result["classes_without_negatives"]}
-    unscored["positive"] = [name for name, rates in result["per_class"].items() if not rates["positives"]]
-    for kind, names in unscored.items():
+def _decimal(x: float | None, digits: int = 3) -> str:
+    return MISSING if x is None else f"{x:.{digits}f}"
+
+
+def _notes(evaluation: ModelEvaluation) -> list[str]:
+    notes = [] if evaluation.note is None else [evaluation.note]
+    without_positives = [name for name, rates in evaluation.per_class.items() if not rates.positives]
+    for kind, names in (("negative", evaluation.classes_without_negatives), ("positive", without_positives)):
         if names:
             classes = counted(len(names), "class", "classes")
             notes.append(f"not scored: {classes} without a known {kind} ({_first(names)})")
-    if result.get("not_promised"):
-        names = _first(result["not_promised"])
-        notes.append(f"{result['thresholds']} is not promised for some classes, which are balanced instead: {names}")
-    if result.get("aggregate") and result["decisions"]["threshold"] == "chosen":
+    if evaluation.not_promised:
+        problem = "is not promised for some classes, which are balanced instead"
+        notes.append(f"{evaluation.thresholds} {problem}: {_first(evaluation.not_promised)}")
+    if evaluation.aggregate is not None and evaluation.decisions.threshold == "chosen":
         notes.append("thresholds and probabilities were fitted to images, not to groups")
-    skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
-    if skipped:
+    if evaluation.skipped:
+        skipped = [f"{image.path} ({image.reason})" for image in evaluation.skipped]
         notes.append(f"skipped {counted(len(skipped), 'unreadable image')}: {_first(skipped)}")
     return notes
+
+
+def _selection(count: int) -> str:
+    return "" if count <= MAX_ROWS else f"{MAX_ROWS} of {count} "
 
 
 def _interval(interval: Sequence[float] | None) -> str:

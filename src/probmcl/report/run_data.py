@@ -6,29 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from probmcl.calibration import Calibration
 from probmcl.console import Console
-from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.data.hierarchy import parents_of
 from probmcl.errors import DataError, RunError
-from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
-from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
-from probmcl.experiments.results import ReportedEvaluation
 from probmcl.inference import Model
 from probmcl.neighbors import TrainingImages
 from probmcl.neighbors.training_images import image_root
 from probmcl.readers.options import METADATA_FILE, DataSource
 from probmcl.run.results import FROZEN_PROBE
-from probmcl.runtime.files import convert_file
 from probmcl.settings import CONFIG_FILE, Settings
 from probmcl.store import files
 from probmcl.store.class_labels import ClassLabels
+from probmcl.store.evaluation import Evaluation
 from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import RunMetadata
 from probmcl.training import MetricsLog
@@ -78,7 +74,7 @@ class RunData:
     names: tuple[str, ...]
     thresholds: Float64[ndarray, " C"]
     calibration: Calibration | None
-    evaluation: Mapping[str, Any]
+    evaluation: Evaluation
     root: Path
     images: Mapping[str, int]
     val: SplitScores
@@ -114,7 +110,7 @@ class RunData:
         return MetricsLog(self.folder.path / files.METRICS).rows()
 
 
-def read_run_data(model: Model, console: Console) -> RunData:
+def read_run_data(model: Model) -> RunData:
     """Read the stored results of the run that a model comes from."""
     folder = RunFolder(model.folder)
     metadata = folder.read(METADATA_FILE)
@@ -141,7 +137,7 @@ def read_run_data(model: Model, console: Console) -> RunData:
         names=model.names,
         thresholds=default if calibration is None else calibration.threshold,
         calibration=calibration,
-        evaluation=_evaluation(folder, model, test, console),
+        evaluation=_read_evaluation(folder, model),
         root=image_root(list(splits)),
         images=Counter(splits.values()),
         val=read(scores_file(folder.path, "val"), calibration),
@@ -168,19 +164,11 @@ def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
     return True
 
 
-def _evaluation(folder: RunFolder, model: Model, test: SplitScores, console: Console) -> dict[str, Any]:
-    """Read the evaluation of the test split. That of an older run has no intervals and is computed again."""
-    stored = folder.read(files.EVALUATION)
-    if {"mAP_interval", "risk_coverage", "calibration"} <= stored.keys():
-        path = folder.path / files.EVALUATION
-        evaluation = convert_file(stored, ReportedEvaluation, path)
-        calibration = evaluation.calibration
-        if any(part and part.per_class.keys() != set(model.names) for part in (calibration.before, calibration.after)):
+def _read_evaluation(folder: RunFolder, model: Model) -> Evaluation:
+    """Read the evaluation of the test split; it must have the classes of the model."""
+    evaluation = folder.read(files.EVALUATION)
+    for part in evaluation.calibration.parts:
+        if part.per_class.keys() != set(model.names):
+            path = folder.path / files.EVALUATION
             raise RunError(f"{path} does not match the classes in {files.LABELS}; calibrate the run again")
-        return dict(msgspec.to_builtins(evaluation))
-    rows = ScoredRows(*test.entries, test.group)
-    options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
-    levels = levels_of(parents_of(model.names, model.hierarchy)).tolist() if model.hierarchy else ()
-    return evaluate_rows(
-        rows, options, None, console, names=model.names, split="test", note=model.classifier.note, levels=levels
-    )
+    return evaluation

@@ -208,12 +208,12 @@ def run_report(
     console = console or Console.delayed()
     with console.progress("writing the report", len(folders) + len(SECTIONS)) as bar:
         model = load(folders[0], device=device)
-        run = read_run_data(model, Console.quiet())
+        run = read_run_data(model)
         run = replace(run, reads_images=may_read_images(run, console, notes or Console.quiet()))
         bar.advance()
         others = []
         for folder in folders[1:]:
-            others.append(read_run_data(load(folder, device=device), Console.quiet()))
+            others.append(read_run_data(load(folder, device=device)))
             bar.advance()
         given = ReportInput(run, model, others, images)
         content: dict[str, Any] = {}

@@ -1,9 +1,8 @@
 """Scores of a run on its test split: the headline numbers, the gain over the frozen probe, and one row per class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int32
@@ -69,30 +68,30 @@ class ScoredRun:
     def headline(self) -> Headline:
         """Return the headline numbers of the model and, if another candidate was kept, of the frozen probe."""
         evaluation = self.run.evaluation
-        decisions = evaluation["at"].get("chosen", evaluation["at"]["0.5"])
-        reliability = _final_reliability(evaluation)
+        decisions = evaluation.at.used
+        reliability = evaluation.calibration.final
         return Headline(
-            images=evaluation["images"],
-            mAP=evaluation["mAP"],
-            mAP_interval=evaluation["mAP_interval"],
-            macro_auroc=evaluation["macro_auroc"],
-            macro_auroc_interval=evaluation["macro_auroc_interval"],
-            chance=evaluation["chance"],
-            classes=evaluation["classes"],
-            classes_scored=evaluation["classes_scored"],
-            CF1=decisions["CF1"],
-            OF1=decisions["OF1"],
-            macro_F1=decisions["macro_F1"],
-            calibration_error=reliability["calibration_error"],
-            calibration_error_interval=reliability["calibration_error_interval"],
-            brier=reliability["brier"],
+            images=evaluation.images,
+            mAP=evaluation.mAP,
+            mAP_interval=evaluation.mAP_interval,
+            macro_auroc=evaluation.macro_auroc,
+            macro_auroc_interval=evaluation.macro_auroc_interval,
+            chance=evaluation.chance,
+            classes=evaluation.classes,
+            classes_scored=evaluation.classes_scored,
+            CF1=decisions.CF1,
+            OF1=decisions.OF1,
+            macro_F1=decisions.macro_F1,
+            calibration_error=reliability.calibration_error,
+            calibration_error_interval=reliability.calibration_error_interval,
+            brier=reliability.brier,
             frozen=self._frozen(),
         )
 
     def _frozen(self) -> FrozenScores | None:
         """Return the scores of the frozen probe, and the gain over it on the same resamples."""
         frozen = self.run.frozen
-        if frozen is None or self.run.evaluation["mAP"] is None:
+        if frozen is None or self.run.evaluation.mAP is None:
             return None
         frozen_map = float(np.nanmean(_scored_ap(frozen)))
         gain = float(np.nanmean(self.ap)) - frozen_map
@@ -120,7 +119,7 @@ class ScoredRun:
         known = run.test.known[:, column]
         negative = known & ~positive
         ap = float(self.ap[column])
-        reliability = _final_reliability(run.evaluation)["per_class"][name]
+        reliability = run.evaluation.calibration.final.per_class[name]
         return ClassScores(
             name=name,
             train=int(run.labels.counts[column]),
@@ -136,19 +135,12 @@ class ScoredRun:
             true_positives=int(counts.true_positives[column]),
             false_positives=int(counts.false_positives[column]),
             false_negatives=int(counts.false_negatives[column]),
-            calibration_error=reliability["calibration_error"],
-            calibration_error_interval=reliability["calibration_error_interval"],
+            calibration_error=reliability.calibration_error,
+            calibration_error_interval=reliability.calibration_error_interval,
             precision_at_recall=precision_at_recall(p[known], positive[known], RECALLS),
             positives_by_probability=histogram(p[positive]),
             negatives_by_probability=histogram(p[negative]),
         )
-
-
-def _final_reliability(evaluation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the reliability after calibration or, if the run is not calibrated, that of its scores."""
-    calibration = evaluation["calibration"]
-    reliability: Mapping[str, Any] = calibration.get("after", calibration["before"])
-    return reliability
 
 
 def _scored_ap(scores: SplitScores) -> Float64[ndarray, " C"]:

@@ -6,11 +6,11 @@ are bound to their rows there (`File.holding`); readers and writers use the boun
 
 import re
 from dataclasses import replace
-from typing import Any
 
 from probmcl.runtime.lock import LOCK as LOCK_NAME
 from probmcl.store.checkpoints import StoredCandidate, StoredTest
 from probmcl.store.class_labels import ClassLabels
+from probmcl.store.evaluation import Evaluation, Retrieval, SplitMetrics
 from probmcl.store.images import FoldRow, ImageRow, SplitRow
 from probmcl.store.rows import File, Folder, JsonFile, TableFile, TensorFile
 from probmcl.store.run_metadata import RunMetadata
@@ -112,10 +112,10 @@ EVALUATION = JsonFile(
     "decisive",
     "metrics of the calibrated model on the test split",
     "at the end, or by a later calibration",
-    kind=dict[str, Any],
+    kind=Evaluation,
 )
 RETRIEVAL = JsonFile(
-    "retrieval.json", "result", "retrieval metrics of the features of a probe", "at the end", kind=dict[str, Any]
+    "retrieval.json", "result", "retrieval metrics of the features of a probe", "at the end", kind=Retrieval
 )
 FROZEN = Folder("frozen", "result", "predictions and evaluation of the frozen probe", "at the end")
 CANDIDATES = Folder("candidates", "optional", "in a comparison, the same for every row of the tables", "at the end")
@@ -219,6 +219,11 @@ MEASUREMENTS = File(
 def candidate_folder(key: str) -> Folder:
     """Return the folder with the predictions and metrics of a tested candidate, given its key."""
     return FROZEN if key == FROZEN.name else replace(CANDIDATES, name=f"{CANDIDATES}/{key}")
+
+
+def candidate_evaluation(key: str) -> JsonFile[SplitMetrics]:
+    """Return the row of the test metrics of a candidate, which has no calibration, given its key."""
+    return EVALUATION.inside(candidate_folder(key)).holding(SplitMetrics)
 
 
 FILES: tuple[File, ...] = tuple(row for row in tuple(globals().values()) if isinstance(row, File))
