@@ -10,9 +10,9 @@ import pytest
 
 from helpers.evaluations import row_metrics
 from helpers.scores import flip_unknown, simulated_rows
-from probmcl.calibration import fit_calibration
-from probmcl.calibration.evaluation import evaluate_test
+from probmcl.calibration import Calibration, fit_calibration
 from probmcl.console import Console
+from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.evaluation import average_precision, decisions_at, multilabel_metrics, resamples
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
@@ -212,10 +212,21 @@ def test_unknown_labels_are_ignored() -> None:
     assert as_read(results[0]) == results[0]
 
 
+def evaluate_calibrated(
+    raw: ScoredRows, calibration: Calibration, hierarchy: dict[str, str] | None, note: str = ""
+) -> Evaluation:
+    """Evaluate raw scores with a calibration, as `Model.evaluate` does."""
+    parents = parents_of(NAMES, hierarchy)
+    rows = replace(raw, scores=calibration.probabilities(raw.scores, parents), raw=raw.scores)
+    levels = levels_of(parents).tolist() if hierarchy else ()
+    model = EvaluatedModel(NAMES, levels, note, thresholds=calibration.threshold)
+    return evaluate_rows(rows, model, EvaluationOptions(draws=100), None, Console.quiet())
+
+
 def test_calibration_improves_the_reliability_of_other_images() -> None:
     held_out, test = (simulated_rows(600, 3, intercept=[-3.0, -2.0, 1.0], seed=seed) for seed in (0, 1))
     calibration = fit_calibration(held_out, NAMES, parents=np.full(3, -1))
-    result = evaluate_test(test, calibration, names=NAMES, hierarchy=None, note="a note", console=Console.quiet())
+    result = evaluate_calibrated(test, calibration, None, note="a note")
     before, after = (part.to_dict() for part in result.calibration.parts)
     assert after["log_loss"] < before["log_loss"] - 0.1
     assert after["calibration_error"] < before["calibration_error"] / 2
@@ -229,7 +240,7 @@ def test_evaluation_with_a_hierarchy_caps_probabilities_and_reports_levels() -> 
     rows = simulated_rows(60, 3, unknown=0.0)
     parents = np.array([-1, 0, -1])
     calibration = fit_calibration(rows, NAMES, parents=parents)
-    result = evaluate_test(rows, calibration, names=NAMES, hierarchy={"dog": "cat"}, note="", console=Console.quiet())
+    result = evaluate_calibrated(rows, calibration, {"dog": "cat"})
     assert result.levels is not None
     assert result.ap_changes is not None
     assert set(result.levels) == {"1", "2"}

@@ -19,6 +19,8 @@ from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
+from probmcl.inference.class_mapping import match_classes
+from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages, with_provenance
 from probmcl.neighbors import TrainingImages
 from probmcl.readers.options import DataSource
 from probmcl.store import files
@@ -121,7 +123,7 @@ def finished_run(
     facts = StoredCandidate(
         method="probe",
         settings={},
-        validation=validation.to_dict(),
+        validation=validation,
         seconds=1.5,
         fit_seconds=1.0,
         weight_decay=None,
@@ -134,7 +136,8 @@ def _write_evaluation(folder: Path, names: Sequence[str]) -> None:
     rows = read_scores(scores_file(folder, "test")).rows
     options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
     evaluation = evaluate_rows(rows, EvaluatedModel(names), options, None, Console.quiet())
-    RunFolder(folder).write(files.EVALUATION, evaluation)
+    images = EvaluatedImages(rows.labels, rows.known, rows.group, match_classes(names, names))
+    RunFolder(folder).write(files.EVALUATION, with_provenance(evaluation, images, AppliedCalibration(None)))
 
 
 def _labels(generator: np.random.Generator, images: int, classes: int) -> np.ndarray:

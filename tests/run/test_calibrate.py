@@ -88,7 +88,8 @@ def test_a_trained_method_is_calibrated_on_validation(
 
 def test_the_evaluation_is_that_of_the_loaded_model(frozen: Run, records: Records) -> None:
     evaluation = json.loads((frozen.folder / "evaluation.json").read_text())
-    assert evaluation == {"schema": SCHEMA, **(frozen.kept.test or {})}
+    assert frozen.kept.test is not None
+    assert evaluation == {"schema": SCHEMA, **frozen.kept.test.to_dict()}
     paths = [str(records.paths[row]) for row in records.rows("test")]
     model = load(frozen.folder)
     assert model.calibration is not None
@@ -118,10 +119,10 @@ def test_an_interrupted_run_is_calibrated_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "evaluate_test", fail)
+        patch.setattr(train, "evaluate_loaded_model", fail)
         with pytest.raises(KeyboardInterrupt):
             train_run(PreparedData.of(records), settings(), tmp_path / "run", quiet())
-    assert not (tmp_path / "run" / "calibration.json").exists()
+    assert not (tmp_path / "run" / "evaluation.json").exists()
     monkeypatch.setattr(train, "calibrate_candidate", fail)  # it must not be fitted again
     run = train_run(PreparedData.of(records), settings(), tmp_path / "run", quiet())
     assert load(run.folder).calibration == load(frozen.folder).calibration

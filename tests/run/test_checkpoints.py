@@ -5,6 +5,7 @@ import pytest
 import torch
 from rich.console import Console as RichConsole
 
+from helpers.evaluations import split_metrics
 from helpers.images import colored_records
 from probmcl.audit.prepare import PreparedData
 from probmcl.console import Console
@@ -14,7 +15,8 @@ from probmcl.run import train
 from probmcl.run.checkpoints import TEST_FORMAT, ScoredTest
 from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
-from probmcl.store.files import NEIGHBORS, TESTED
+from probmcl.store.evaluation import Retrieval
+from probmcl.store.files import MODEL_TESTED, NEIGHBORS, TESTED
 from probmcl.store.run_folder import RunFolder
 from probmcl.training import Training
 
@@ -41,7 +43,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 
 def test_a_stored_test_is_read_as_it_was_written(tmp_path: Path) -> None:
-    test = ScoredTest(torch.rand(3, 2), {"mAP": 0.25, "ap": {"cat": None}}, {"P@1": 0.5})
+    scores = torch.rand(3, 2)
+    metrics = split_metrics(scores, torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), split="test")
+    test = ScoredTest(scores, metrics, Retrieval(jaccard_at_10=0.5, mAP=None))
     TEST_FORMAT.save(RunFolder(tmp_path), "bce.own_head", test)
     stored = TEST_FORMAT.load(RunFolder(tmp_path), "bce.own_head")
     assert torch.equal(stored.scores, test.scores)
@@ -49,7 +53,8 @@ def test_a_stored_test_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_damaged_test_is_refused(tmp_path: Path) -> None:
-    TEST_FORMAT.save(RunFolder(tmp_path), "frozen", ScoredTest(torch.rand(3, 2), {"mAP": 0.25}))
+    scores = torch.rand(3, 2)
+    TEST_FORMAT.save(RunFolder(tmp_path), "frozen", ScoredTest(scores, split_metrics(scores, torch.eye(3)[:, :2])))
     path = tmp_path / TEST_FORMAT.name("frozen")
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -75,9 +80,10 @@ def test_a_resumed_run_repeats_neither_tests_nor_neighbors(
         with pytest.raises(KeyboardInterrupt):
             train_run(data, bce(), folder, quiet(), control)
     tested = {path.relative_to(folder).as_posix() for path in folder.glob(TESTED.name)}
-    assert tested == {TESTED.named(identity.key).name for identity in expected.candidates}
+    assert tested == {MODEL_TESTED.name, *(TESTED.named(identity.key).name for identity in expected.candidates)}
     with monkeypatch.context() as patch:
         patch.setattr(train, "evaluate_on_test", repeated)
+        patch.setattr(train, "evaluate_loaded_model", repeated)
         patch.setattr(train, "training_images", repeated)
         run = train_run(data, bce(), folder, quiet(), control)
     assert not list(folder.glob(TESTED.name))

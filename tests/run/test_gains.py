@@ -12,13 +12,13 @@ import pytest
 import torch
 from rich.console import Console as RichConsole
 
+from helpers.evaluations import split_metrics
 from helpers.images import colored_records
 from probmcl.audit.prepare import PreparedData
 from probmcl.console import Console
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Records
 from probmcl.evaluation import bootstrapped_map, centered, interval, resamples
-from probmcl.evaluation.evaluate import evaluate
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import RunState
@@ -33,7 +33,7 @@ NAMES = ("a", "b")
 
 def candidate(records: Records, scores: Any, method: str = "") -> Candidate:
     rows = records.rows("val")
-    result = evaluate(scores, records.labels[rows], records.known[rows], names=NAMES, split="val")
+    result = split_metrics(scores, records.labels[rows], records.known[rows])
     identity = FROZEN_PROBE if not method else CandidateId(method, "own head")
     return Candidate(identity, method, None, {}, {"val": torch.from_numpy(scores)}, result, 0.0)
 

@@ -29,6 +29,7 @@ from probmcl.run import batches, candidates, train, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
 from probmcl.run.train import RunControl, all_candidates, read_run, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
+from probmcl.settings.model_options import EvaluateOptions
 from probmcl.store.decoding import SCHEMA
 from probmcl.store.run_folder import RunFolder
 from probmcl.training import Checkpoint, Training, features
@@ -132,7 +133,9 @@ def test_only_the_kept_candidate_and_the_frozen_probe_are_tested(records: Record
     assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
     assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
     frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
-    assert frozen == {"schema": SCHEMA, **(run.candidates[FROZEN_PROBE].test or {})}
+    tested = run.candidates[FROZEN_PROBE].test
+    assert tested is not None
+    assert frozen == {"schema": SCHEMA, **tested.to_dict()}
     saved = np.load(run.folder / "predictions" / "test.npz")
     predicted = run.model.predict(saved["paths"].tolist(), raw=True)
     np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
@@ -502,3 +505,17 @@ def test_a_note_is_read_from_a_finished_run(records: Records, tmp_path: Path) ->
     train_run(PreparedData.of(records), settings("pla"), tmp_path / "run", quiet())
     again = read_run(RunFolder(tmp_path / "run"))
     assert again.candidates[CandidateId("pla", "own head")].note == PLA.note
+
+
+@pytest.mark.parametrize("tune", ["last", "none"])
+def test_the_evaluation_of_a_run_is_that_of_the_loaded_model(records: Records, tmp_path: Path, tune: Tune) -> None:
+    """Cached activations have half precision, so their scores differ in the fourth digit."""
+    run = train_run(PreparedData.of(records), settings("bce", tune=tune), tmp_path / "run", quiet())
+    model = load(run.folder)
+    evaluated = model.evaluate_records(records, EvaluateOptions(workers=0, console=quiet()))
+    stored = read(run, "evaluation.json")
+    assert stored == {"schema": SCHEMA, **evaluated.evaluation.to_dict()}
+    saved = np.load(run.folder / "predictions" / "test.npz")
+    assert np.array_equal(saved["scores"], evaluated.scores)
+    model.calibrate()  # with the same rule
+    assert read(run, "evaluation.json") == stored

@@ -68,12 +68,12 @@ def comparison(run: Run) -> list[dict[str, Any]]:
         {
             "classifier": candidate.name,
             "kept": candidate.id == run.kept.id,
-            "validation_mAP": candidate.validation["mAP"],
-            "mAP": candidate.test["mAP"],
-            "chance": candidate.test["chance"],
-            "macro_auroc": candidate.test["macro_auroc"],
-            "CF1": candidate.test["at"]["0.5"]["CF1"],
-            "OF1": candidate.test["at"]["0.5"]["OF1"],
+            "validation_mAP": candidate.validation.mAP,
+            "mAP": candidate.test.mAP,
+            "chance": candidate.test.chance,
+            "macro_auroc": candidate.test.macro_auroc,
+            "CF1": candidate.test.at.half.CF1,
+            "OF1": candidate.test.at.half.OF1,
             "seconds": round(candidate.seconds, 1),
         }
         for candidate in run.candidates.values()

@@ -9,9 +9,18 @@ from probmcl.errors import counted
 from probmcl.evaluation.entries import blocks, checked
 from probmcl.evaluation.metrics import precision_at_positives
 from probmcl.overlap import jaccard
+from probmcl.store.evaluation import Retrieval
 
 QUERY_BLOCK = 256
 """Queries per block; for 40,000 images a block takes a few hundred megabytes."""
+
+
+def retrieval_at_10(
+    embedding: Float[Tensor, "M D"], labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None = None
+) -> Retrieval:
+    """Return the metrics of `retrieval` for ten neighbors, as stored in retrieval.json."""
+    found = retrieval(embedding, labels, known, k=10)
+    return Retrieval(jaccard_at_10=found["jaccard_at_10"], mAP=found["mAP"])
 
 
 def retrieval(

@@ -17,7 +17,7 @@ from probmcl.data.records import LabelSpace, Records
 from probmcl.errors import RunError
 from probmcl.evaluation.decisions import decisions_at
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.retrieval import retrieval
+from probmcl.evaluation.retrieval import retrieval_at_10
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.experiments import protocol
 from probmcl.experiments.measure import MEASUREMENTS_FILE, Measurements, measure
@@ -248,8 +248,7 @@ class ComparisonRunner:
 def _retrieval_by_probabilities(test: ScoredRows) -> Retrieval:
     """Return how well the predicted probabilities of the test images find images with equal labels."""
     scores, labels, known = map(torch.from_numpy, (test.scores, test.labels, test.known))
-    found = retrieval(scores, labels, known, k=10)
-    return Retrieval(mAP=found["mAP"], jaccard_at_10=found["jaccard_at_10"])
+    return retrieval_at_10(scores, labels, known)
 
 
 def _chance(results: Sequence[Result]) -> float | None:

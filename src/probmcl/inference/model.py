@@ -3,10 +3,10 @@
 import contextlib
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, final, get_args
 
-import msgspec
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
@@ -21,12 +21,21 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import SPLITS, Records
 from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
+from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
-from probmcl.inference.class_mapping import match_classes, read_renames
+from probmcl.inference.class_mapping import ClassMapping, match_classes, read_renames
+from probmcl.inference.evaluation import (
+    AppliedCalibration,
+    EvaluatedImages,
+    ScoredEvaluation,
+    ScoreRecords,
+    unscored,
+    with_provenance,
+)
 from probmcl.inference.explaining import NOT_FINITE, explain_batch, failed_rows, label_columns
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
@@ -43,7 +52,7 @@ from probmcl.settings.model_options import (
     PredictOptions,
     StreamOptions,
 )
-from probmcl.store.evaluation import ModelEvaluation, UnscoredImage
+from probmcl.store.evaluation import ModelEvaluation
 
 DecisionRule = tuple[float | Float64[ndarray, " C"], Float64[ndarray, " C"] | None]
 """The threshold of yes decisions, for all classes or per class, and that of no decisions if the model may abstain."""
@@ -171,55 +180,83 @@ class Model:
         if options.split not in SPLITS:
             raise OptionError("split", options.split, f"must be one of {', '.join(SPLITS)}")
         refuse_share(options.skip_bad)
-        how = EvaluationOptions(
-            split=options.split, by=options.by, aggregate=options.aggregate, draws=options.draws, seed=options.seed
-        )
-        yes, no = self._decision_rule(None, options.raw, options.abstain)
+        self._evaluation_options(options, images=1)  # raises errors before the data are read
+        self._decision_rule(None, options.raw, options.abstain)
         console = options.console or Console.delayed()
         source = self._evaluation_source(options)
         keep = () if options.by is None else (options.by,)
         with console.working("reading the data"):
             is_recorded = options.data is None
             records = read_recorded(source, console, keep=keep) if is_recorded else read_source(source, keep=keep)
+        return self.evaluate_records(records, options).evaluation
+
+    def evaluate_records(
+        self, records: Records, options: EvaluateOptions, score: ScoreRecords | None = None
+    ) -> ScoredEvaluation:
+        """Evaluate the model on one split of records; see `evaluate`.
+
+        `score` computes the raw scores (default: the method `score`); several processes may share the work.
+        """
+        console = options.console or Console.delayed()
         renames = read_renames(options.rename, model=self.names, data=records.label_space.names)
         mapping = match_classes(self.names, records.label_space.names, renames)
         run_splits = read_run_splits(self.folder)
         records = select_split(records, options.split, run_splits)
+        how = self._evaluation_options(options, len(records))
         how.values(records)  # raises errors before images are scored
         trained_on = count_trained_on(records.paths, run_splits, options.split)
-        calibration = None if options.raw else self.calibration
-        calibrated_on = 0 if calibration is None else self._count_calibrated_on(records.paths, calibration)
-        records, scores, bad = self.score(records, options, console)
-        columns = mapping.in_model
-        labels, known = mapping.labels(records.states)
+        applied = self._applied_calibration(options, records.paths, mapping)
+        records, scores, bad = (score or self.score)(records, options, console)
+        images = EvaluatedImages.of_records(records, mapping, how)
+        images = replace(images, renames=renames, trained_on=trained_on, skipped=unscored(bad))
+        return ScoredEvaluation(records, scores, self.evaluate_scores(scores, images, applied, how, console))
+
+    def evaluate_scores(
+        self,
+        scores: Float[ndarray, "N C"],
+        images: EvaluatedImages,
+        applied: AppliedCalibration,
+        how: EvaluationOptions,
+        console: Console,
+    ) -> ModelEvaluation:
+        """Evaluate the raw scores of images."""
+        calibration = applied.calibration
+        columns = images.mapping.in_model
+        probabilities = scores if calibration is None else calibration.probabilities(scores, self._parents)
         unchanged = calibration is None or (calibration.kind == "none" and not self.hierarchy)
         rows = ScoredRows(
-            self._probabilities(scores, options.raw)[:, columns],
-            labels,
-            known,
-            records.group,
+            probabilities[:, columns],
+            images.labels,
+            images.known,
+            images.group,
             raw=None if unchanged else scores[:, columns],
         )
-        model = EvaluatedModel(
-            mapping.common,
+        described = EvaluatedModel(
+            images.mapping.common,
             levels=levels_of(self._parents)[columns].tolist() if self.hierarchy else (),
             note=self.classifier.note,
             thresholds=None if calibration is None else calibration.threshold[columns],
-            limits=None if no is None else (no[columns], np.asarray(yes)[columns]),
+            limits=applied.limits,
         )
-        evaluation = evaluate_rows(rows, model, how, how.values(records), console)
-        not_promised = () if calibration is None else calibration.not_promised
-        return ModelEvaluation(
-            **msgspec.structs.asdict(evaluation),
-            classes_only_in_model=mapping.only_in_model,
-            classes_only_in_data=mapping.only_in_data,
-            renamed=renames,
-            trained_on=trained_on,
-            calibrated_on=calibrated_on,
-            thresholds=None if calibration is None else calibration.thresholds,
-            not_promised=[name for name in mapping.common if name in not_promised],
-            skipped=[UnscoredImage(path=str(image.path), reason=image.reason) for image in bad],
+        evaluation = evaluate_rows(rows, described, how, images.values, console)
+        return with_provenance(evaluation, images, applied)
+
+    def _evaluation_options(self, options: EvaluateOptions, images: int) -> EvaluationOptions:
+        draws = affordable_draws(images, len(self.names)) if options.draws is None else options.draws
+        return EvaluationOptions(
+            split=options.split, by=options.by, aggregate=options.aggregate, draws=draws, seed=options.seed
         )
+
+    def _applied_calibration(
+        self, options: EvaluateOptions, paths: Sequence[Path], mapping: ClassMapping
+    ) -> AppliedCalibration:
+        calibration = None if options.raw else self.calibration
+        if calibration is None:
+            return AppliedCalibration(None)
+        yes, no = self._decision_rule(None, options.raw, options.abstain)
+        columns = mapping.in_model
+        limits = None if no is None else (no[columns], np.asarray(yes)[columns])
+        return AppliedCalibration(calibration, self._count_calibrated_on(paths, calibration), limits)
 
     @method_keywords_of(CalibrateOptions)
     def calibrate(self, options: CalibrateOptions) -> Calibration:

@@ -13,23 +13,25 @@ from numpy import ndarray
 
 from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
-from probmcl.calibration.evaluation import evaluate_test
 from probmcl.calibration.fit import FOLDS
 from probmcl.calibration.maps import CALIBRATION_FILE, HeldOutScores, Kind
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import Records
 from probmcl.errors import RunError, call, counted, listing
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.bootstrap import affordable_draws
+from probmcl.evaluation.groups import EvaluationOptions, ScoredRows
 from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_content, scores_file
 from probmcl.inference.class_mapping import match_classes, read_renames
-from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
+from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages
+from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
 from probmcl.readers.options import DataSource
 from probmcl.readers.read import read_source
 from probmcl.runtime.lock import locked
 from probmcl.settings.model_options import CalibrateOptions
 from probmcl.store.decoding import encoded_struct
+from probmcl.store.evaluation import ModelEvaluation
 from probmcl.store.files import EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD
 from probmcl.store.rows import File
 from probmcl.store.run_folder import RunFolder
@@ -55,6 +57,16 @@ class ScoringModel(Protocol):
         self, records: Records, options: CalibrateOptions, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
         """Return the readable records, their raw scores, and the unreadable images."""
+
+    def evaluate_scores(
+        self,
+        scores: Float[ndarray, "N C"],
+        images: EvaluatedImages,
+        applied: AppliedCalibration,
+        how: EvaluationOptions,
+        console: Console,
+    ) -> ModelEvaluation:
+        """Evaluate the raw scores of images."""
 
 
 def refuse_unfinished(folder: Path) -> None:
@@ -89,24 +101,31 @@ def calibrate_run(
 
 
 def _write(model: ScoringModel, held_out: HeldOut, calibration: Calibration, console: Console) -> None:
-    folder, test, evaluation = RunFolder(model.folder), scores_file(model.folder, "test"), None
-    if test.is_file():
-        evaluation = evaluate_test(
-            read_scores(test, classes=len(model.names)).rows,
-            calibration,
-            names=model.names,
-            hierarchy=model.hierarchy,
-            note=model.classifier.note,
-            console=console,
-        )
+    """Write a calibration, and the evaluation of the test split with it."""
+    folder = RunFolder(model.folder)
     contents: dict[File, bytes] = {}
     if held_out.name == OTHER_IMAGES.key:  # written before the calibration that refers to it
         contents[OTHER_IMAGES] = scores_content(*held_out.scores)
     contents[CALIBRATION_FILE] = encoded_struct(CALIBRATION_FILE, calibration)
-    if evaluation is not None:
+    if scores_file(model.folder, "test").is_file():
+        evaluation = _evaluate_test(model, held_out, calibration, console)
         contents[EVALUATION] = encoded_struct(EVALUATION, evaluation)
     with locked(folder.path):
         folder.update(contents)
+
+
+def _evaluate_test(
+    model: ScoringModel, held_out: HeldOut, calibration: Calibration, console: Console
+) -> ModelEvaluation:
+    """Return the evaluation of the test split with a new calibration, from the stored raw scores."""
+    stored = read_scores(scores_file(model.folder, "test"), classes=len(model.names))
+    before = RunFolder(model.folder).read(EVALUATION)
+    images = EvaluatedImages.of_run(stored, model.names, before)
+    paths = [Path(path) for path in stored.paths]
+    calibrated_on = count_calibrated_on(paths, held_out.scores.paths)
+    how = EvaluationOptions(split="test", draws=affordable_draws(*stored.rows.scores.shape))
+    applied = AppliedCalibration(calibration, calibrated_on)
+    return model.evaluate_scores(stored.rows.scores, images, applied, how, console)
 
 
 def stored_held_out_scores(model: ScoringModel) -> HeldOut:

@@ -11,13 +11,13 @@ from numpy import ndarray
 
 from probmcl.report.run_report import ReportContent
 from probmcl.report.svg import FONT, INK, MUTED, SERIES, figure_style, new_figure, to_inline_svg
+from probmcl.store.evaluation import RiskCoverage
 from probmcl.store.report import (
     ClassScores,
     Curves,
     LabelPairs,
     LearningCurve,
     ReliabilityPoints,
-    RiskCoverage,
     RunSummary,
 )
 

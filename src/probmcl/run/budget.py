@@ -138,7 +138,7 @@ def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
         rows = torch.rand(ROWS_AT_ONCE, *w.batches.shape, device=device)
         # If the frozen probe uses augmented views, they are cached already.
         to_fill = 0 if s.probe.frozen_views else w.batches.n_augmented
-        shared, per_row = per_image * (to_fill * train + test), seconds_per_row(w.backbone.tail.eval(), rows)
+        shared, per_row = per_image * (to_fill * train + 2 * test), seconds_per_row(w.backbone.tail.eval(), rows)
     else:
         shared, per_row = per_image * 2 * test, per_image
     once = per_row * (probed + val) / world_size() + probe_seconds

@@ -15,7 +15,7 @@ from probmcl.data.records import Split
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.errors import RunError, RunWarning, counted
 from probmcl.evaluation.evaluate import evaluate_split, predict
-from probmcl.evaluation.retrieval import retrieval
+from probmcl.evaluation.retrieval import retrieval_at_10
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
 from probmcl.methods.contrast import STATISTICS
@@ -234,7 +234,7 @@ def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> ScoredTest:
     with torch.inference_mode():
         scores = copy.deepcopy(classifier.linear).cpu()(features).sigmoid()
     evaluation = evaluate_split(w.records, "test", scores, candidate.note)
-    return ScoredTest(scores, evaluation, retrieval(features, *labels_of(w.records, "test")))
+    return ScoredTest(scores, evaluation, retrieval_at_10(features, *labels_of(w.records, "test")))
 
 
 def training_images(workspace: Workspace, candidate: Candidate) -> TrainingImages:

@@ -6,7 +6,7 @@ Every checkpoint has a checksum. A checkpoint that is damaged raises `RunError`,
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 from jaxtyping import Float
@@ -22,6 +22,7 @@ from probmcl.runtime.files import DAMAGED
 from probmcl.settings import method_settings, refuse_unnamed
 from probmcl.store import files
 from probmcl.store.checkpoints import StoredCandidate, StoredTest
+from probmcl.store.evaluation import ModelEvaluation, Retrieval, SplitMetrics
 from probmcl.store.rows import File
 from probmcl.store.run_folder import RunFolder, delete_cache
 
@@ -73,7 +74,7 @@ def candidate_format(identity: CandidateId) -> Format[Candidate]:
         stored = StoredCandidate(
             method=candidate.method,
             settings=msgspec.to_builtins(candidate.settings),
-            validation=dict(candidate.validation),
+            validation=candidate.validation,
             seconds=candidate.seconds,
             fit_seconds=candidate.fit_seconds,
             weight_decay=candidate.weight_decay,
@@ -123,13 +124,12 @@ class ScoredTest:
     """
 
     scores: Float[Tensor, "N C"]
-    evaluation: Mapping[str, Any]
-    retrieval: Mapping[str, float | None] | None = None
+    evaluation: SplitMetrics
+    retrieval: Retrieval | None = None
 
 
 def _save_test(folder: RunFolder, key: str, test: ScoredTest) -> None:
-    retrieval = None if test.retrieval is None else dict(test.retrieval)
-    stored = StoredTest(evaluation=dict(test.evaluation), retrieval=retrieval)
+    stored = StoredTest(evaluation=test.evaluation, retrieval=test.retrieval)
     folder.write_tensors(files.TESTED.named(key), {"scores": test.scores}, stored)
 
 
@@ -141,6 +141,32 @@ def _load_test(folder: RunFolder, key: str) -> ScoredTest:
 
 TEST_FORMAT = Format(files.TESTED, _save_test, _load_test)
 """Stores the result of a test as safetensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelTest:
+    """The result of scoring the model that users load on the test split.
+
+    Attributes:
+        scores: raw scores of the test images.
+        evaluation: the metrics of the calibrated model, the content of evaluation.json.
+    """
+
+    scores: Float[Tensor, "N C"]
+    evaluation: ModelEvaluation
+
+
+def _save_model_test(folder: RunFolder, key: str, test: ModelTest) -> None:
+    folder.write_tensors(files.MODEL_TESTED, {"scores": test.scores}, test.evaluation)
+
+
+def _load_model_test(folder: RunFolder, key: str) -> ModelTest:
+    tensors, evaluation = folder.read_tensors(files.MODEL_TESTED)
+    return ModelTest(_scores(tensors, folder.path / files.MODEL_TESTED), evaluation)
+
+
+MODEL_TEST_FORMAT = Format(files.MODEL_TESTED, _save_model_test, _load_model_test)
+"""Stores the test of the model that users load as safetensors."""
 
 
 def _save_neighbors(folder: RunFolder, key: str, images: TrainingImages) -> None:
@@ -164,7 +190,7 @@ def finished_phases(folder: RunFolder) -> set[str]:
     return set(broadcast(names))
 
 
-UNFINISHED = (files.TRAINED, files.TRAINING, files.TESTED)
+UNFINISHED = (files.TRAINED, files.TRAINING, files.TESTED, files.MODEL_TESTED)
 """The checkpoints that only an unfinished run needs. A finished run has the scores of its tests in its results."""
 
 

@@ -48,7 +48,7 @@ class ValidationGains:
 
     def gain(self, candidate: Candidate, baseline: Candidate) -> Gain | None:
         """Return the gain of a candidate over a baseline; None if a validation mAP is undefined."""
-        if candidate.validation["mAP"] is None or baseline.validation["mAP"] is None:
+        if candidate.validation.mAP is None or baseline.validation.mAP is None:
             return None
         mean = candidate.validation_map - baseline.validation_map
         if len(set(self._groups or range(len(self.records.rows("val"))))) < 2:

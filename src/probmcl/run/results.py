@@ -11,6 +11,7 @@ from probmcl.data.records import Split
 from probmcl.errors import RunWarning
 from probmcl.evaluation.headline import headline
 from probmcl.settings import job_key, job_name
+from probmcl.store.evaluation import Retrieval, SplitMetrics
 from probmcl.store.files import FROZEN
 from probmcl.store.run_metadata import Head
 
@@ -75,12 +76,12 @@ class Candidate:
     settings: Any
     state: Mapping[str, Tensor]
     scores: Mapping[Split, Float[Tensor, "N C"]]
-    validation: Mapping[str, Any]
+    validation: SplitMetrics
     seconds: float
     fit_seconds: float = 0.0
     weight_decay: float | None = None
-    test: Mapping[str, Any] | None = None
-    retrieval: Mapping[str, float | None] | None = None
+    test: SplitMetrics | None = None
+    retrieval: Retrieval | None = None
 
     def __repr__(self) -> str:
         test = f"; test {headline(self.test)}" if self.test else ""
@@ -94,13 +95,12 @@ class Candidate:
     @property
     def validation_map(self) -> float:
         """The validation mAP, which determines the best candidate."""
-        return self.validation["mAP"] or 0.0
+        return self.validation.mAP or 0.0
 
     @property
     def note(self) -> str:
         """A note on its mAP, usually empty; see `probmcl.methods.base.Classifier`."""
-        note: str = self.validation.get("note", "")
-        return note
+        return self.validation.note or ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

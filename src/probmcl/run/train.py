@@ -14,19 +14,25 @@ from msgspec import structs
 from probmcl.audit.prepare import PreparedData, refuse_empty_splits
 from probmcl.audit.signatures import accepted_changes, signature_rows
 from probmcl.calibration import Calibration
-from probmcl.calibration.evaluation import evaluate_test
 from probmcl.calibration.maps import CALIBRATION_FILE
 from probmcl.console import Console
 from probmcl.data.images import PREPROCESSING_FILE
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
-from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.headline import chance_warning, headline
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
-from probmcl.run.checkpoints import NEIGHBORS_FORMAT, TEST_FORMAT, json_format, load_candidate, tidy_up
+from probmcl.run.checkpoints import (
+    MODEL_TEST_FORMAT,
+    NEIGHBORS_FORMAT,
+    TEST_FORMAT,
+    json_format,
+    load_candidate,
+    tidy_up,
+)
+from probmcl.run.final_test import evaluate_loaded_model
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.run_files import create_run, records_digest, write_predictions
 from probmcl.run.state import RunState, print_notes
@@ -39,7 +45,7 @@ from probmcl.runtime.machine import find_device
 from probmcl.settings import Settings, read_settings
 from probmcl.store import files
 from probmcl.store.decoding import encoded_rows
-from probmcl.store.rows import File
+from probmcl.store.evaluation import ModelEvaluation
 from probmcl.store.run_folder import RunFolder, delete_cache
 from probmcl.tables import percent, rough_duration
 
@@ -148,16 +154,17 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
         train_job(state, workspace, job)
 
     kept = state.candidates.best()
-    tested = [FROZEN_PROBE, *control.test(state.candidates)]
-    for identity in dict.fromkeys([kept.id, *tested]):
+    compared = [FROZEN_PROBE, *control.test(state.candidates)]
+    probes = [kept.id] if kept.method == "probe" else []  # their features are also evaluated by retrieval
+    for identity in dict.fromkeys([*probes, *compared]):
         _test_candidate(state, workspace, identity)
-    _write_results(state, tested)
-    kept = state.candidates.best()  # now with test scores
+    kept = state.candidates.best()  # with its retrieval metrics
     calibrated = functools.partial(calibrate_candidate, workspace, kept, folder.path)
     calibration = state.once("calibration", calibrated, json_format(Calibration))
-    kept = _evaluate_kept(state, kept, calibration)
+    kept = _test_kept(state, kept, calibration)
     if state.settings.neighbors:
         state.once("neighbors", lambda: training_images(workspace, kept), NEIGHBORS_FORMAT)
+    _write_results(state, compared, kept)
     _finish(state)
     _print_summary(state, kept, calibration)
     return Run(folder.path, state.candidates, kept, state.run_record.log.warnings, state.run_record.seconds())
@@ -245,9 +252,9 @@ def read_run(folder: RunFolder) -> Run:
     for entry in metadata.candidates:
         identity = CandidateId(entry.method, entry.head, entry.trial)
         candidate = load_candidate(folder, identity)
-        evaluation = files.EVALUATION.inside(files.candidate_folder(identity.key))
-        if folder.has(evaluation):
-            candidate = replace(candidate, test=folder.read(evaluation))
+        metrics = files.candidate_evaluation(identity.key)
+        if folder.has(metrics):
+            candidate = replace(candidate, test=folder.read(metrics))
         if entry.name == metadata.kept:
             kept = replace(candidate, test=folder.read(files.EVALUATION))
         candidates[identity] = candidate if candidate.test or kept is None or kept.id != identity else kept
@@ -290,7 +297,7 @@ def _print_plan(plan: Plan, console: Console) -> None:
 
 
 def _test_candidate(state: RunState, workspace: Workspace, identity: CandidateId) -> None:
-    """Add the test scores of a candidate."""
+    """Add the test scores of a candidate. Like its validation scores, they may come from cached activations."""
     candidate = state.candidates[identity]
     tested = state.once(identity.key, lambda: evaluate_on_test(workspace, candidate), TEST_FORMAT)
     scores = {**candidate.scores, "test": tested.scores}
@@ -298,45 +305,44 @@ def _test_candidate(state: RunState, workspace: Workspace, identity: CandidateId
     state.candidates.add(candidate)
 
 
-def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
+def _test_kept(state: RunState, kept: Candidate, calibration: Calibration) -> Candidate:
+    """Score the kept candidate on test with the model that users load, and return it with these scores."""
+    on_main_process(lambda: state.folder.write(CALIBRATION_FILE, calibration))  # the model needs it
+    tested = state.once("model", lambda: evaluate_loaded_model(state), MODEL_TEST_FORMAT)
+    state.run_record.replace_warning(RunWarning("calibration", calibration.warning))
+    state.run_record.replace_warning(RunWarning("chance", chance_warning(tested.evaluation)))
+    tested_kept = replace(kept, scores={**kept.scores, "test": tested.scores}, test=tested.evaluation)
+    if kept.test is None:
+        state.candidates.add(tested_kept)  # otherwise it keeps the scores that are compared with those of the others
+    return tested_kept
+
+
+def _write_results(state: RunState, tested: Sequence[CandidateId], kept: Candidate) -> None:
     """Write the predictions and metrics of the kept candidate and of all tested ones."""
-    candidates = state.candidates.values()
-    state.run_record.add_test_scores({c.name: c.test["mAP"] for c in candidates if c.test})
+    test_map = {c.name: c.test.mAP for c in state.candidates.values() if c.test is not None}
+    assert isinstance(kept.test, ModelEvaluation)
+    test_map[kept.name] = kept.test.mAP
+    state.run_record.add_test_scores(test_map)
     if not is_main_process():
         return
-    _write_result(state, state.candidates.best(), ".")
     for identity in tested:
-        _write_result(state, state.candidates[identity], files.candidate_folder(identity.key))
+        _write_candidate_results(state, state.candidates[identity])
+    write_predictions(state.folder, state.folder.path, state.records, "test", kept.scores["test"])
+    state.folder.write(files.EVALUATION, kept.test)
+    if kept.retrieval is not None:
+        state.folder.write(files.RETRIEVAL, kept.retrieval)
 
 
-def _write_result(state: RunState, candidate: Candidate, results: File | str) -> None:
-    """Write the predictions and metrics of a tested candidate to a folder of the run."""
+def _write_candidate_results(state: RunState, candidate: Candidate) -> None:
+    """Write the predictions and metrics of a tested candidate to its folder."""
     folder = state.folder
+    results = files.candidate_folder(candidate.id.key)
+    assert candidate.test is not None
     for split, scores in candidate.scores.items():
         write_predictions(folder, folder.path / results, state.records, split, scores)
-    folder.write(files.EVALUATION.inside(results), dict(candidate.test or {}))
+    folder.write(files.candidate_evaluation(candidate.id.key), candidate.test)
     if candidate.retrieval is not None:
-        folder.write(files.RETRIEVAL.inside(results), dict(candidate.retrieval))
-
-
-def _evaluate_kept(state: RunState, kept: Candidate, calibration: Calibration) -> Candidate:
-    """Write the calibration and the calibrated test metrics, and return the kept candidate with them."""
-    space = state.records.label_space
-    rows = state.records.rows("test")
-    test = evaluate_test(
-        ScoredRows.of(state.records, rows, kept.scores["test"].numpy()),
-        calibration,
-        names=space.names,
-        hierarchy=space.hierarchy,
-        note=kept.note,
-        console=state.console,
-    )
-    if is_main_process():
-        state.folder.write(CALIBRATION_FILE, calibration)
-        state.folder.write(files.EVALUATION, test)
-    state.run_record.replace_warning(RunWarning("calibration", calibration.warning))
-    state.run_record.replace_warning(RunWarning("chance", chance_warning(test)))
-    return replace(kept, test=test)
+        folder.write(files.RETRIEVAL.inside(results), candidate.retrieval)
 
 
 def _finish(state: RunState) -> None:
@@ -355,7 +361,8 @@ def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -
     frozen = (state.run_record.metadata.test_mAP or {})[FROZEN_PROBE.name]
     noise = f" (its gain of {gain} on validation may be noise)" if gain and gain.is_noise else ""
     compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
-    scores = headline({**(kept.test or {}), "macro_auroc_interval": None})  # one interval fits on a terminal
+    assert isinstance(kept.test, ModelEvaluation)
+    scores = headline(structs.replace(kept.test, macro_auroc_interval=None))  # one interval fits on a terminal
     console.print(f"kept: {kept.name}{noise}; test {scores}{compared}")
     others = [candidate for candidate in state.candidates.values() if candidate.id != kept.id]
     others.sort(key=lambda candidate: -candidate.validation_map)

@@ -118,7 +118,10 @@ class EvaluateOptions(Options):
         float | None,
         Option("also evaluate yes, no and not sure with this largest error rate, such as 0.05", EVALUATION),
     ] = None
-    draws: Annotated[int, Option("bootstrap resamples for intervals; 0 for no intervals", EVALUATION)] = 1000
+    draws: Annotated[
+        int | None,
+        Option("bootstrap resamples for intervals; 0 for no intervals (default: up to 1,000)", EVALUATION),
+    ] = None
     seed: Annotated[int, Option("random seed for the bootstrap", EVALUATION)] = 0
     images: ImagesOption = None
     read: ReadOption = ReadOptions()

@@ -6,24 +6,22 @@ from typing import Any
 
 import msgspec
 
+from probmcl.store.evaluation import Retrieval, SplitMetrics
+
 
 class StoredCandidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A candidate; see `probmcl.run.results.Candidate`. The settings are those of its method, as plain values."""
 
     method: str
     settings: dict[str, Any]
-    validation: dict[str, Any]
+    validation: SplitMetrics
     seconds: float
     fit_seconds: float
     weight_decay: float | None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.validation.get("mAP", ""), float | None):
-            raise ValueError("validation has no mAP")
 
 
 class StoredTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The metrics of a candidate on the test split, with retrieval metrics for a probe."""
 
-    evaluation: dict[str, Any]
-    retrieval: dict[str, float | None] | None
+    evaluation: SplitMetrics
+    retrieval: Retrieval | None

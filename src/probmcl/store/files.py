@@ -10,7 +10,7 @@ from dataclasses import replace
 from probmcl.runtime.lock import LOCK as LOCK_NAME
 from probmcl.store.checkpoints import StoredCandidate, StoredTest
 from probmcl.store.class_labels import ClassLabels
-from probmcl.store.evaluation import Evaluation, Retrieval, SplitMetrics
+from probmcl.store.evaluation import ModelEvaluation, Retrieval, SplitMetrics
 from probmcl.store.images import FoldRow, ImageRow, SplitRow
 from probmcl.store.rows import File, Folder, JsonFile, TableFile, TensorFile
 from probmcl.store.run_metadata import RunMetadata
@@ -110,9 +110,9 @@ CALIBRATION = File(
 EVALUATION = JsonFile(
     "evaluation.json",
     "decisive",
-    "metrics of the calibrated model on the test split",
+    "metrics of the calibrated model on the test split, as `Model.evaluate` returns them",
     "at the end, or by a later calibration",
-    kind=Evaluation,
+    kind=ModelEvaluation,
 )
 RETRIEVAL = JsonFile(
     "retrieval.json", "result", "retrieval metrics of the features of a probe", "at the end", kind=Retrieval
@@ -165,6 +165,13 @@ TESTED = TensorFile(
     "the scores of a candidate on the test split",
     "after its test, until the end",
     kind=StoredTest,
+)
+MODEL_TESTED = TensorFile(
+    "checkpoints/model.test.safetensors",
+    "checkpoint",
+    "the scores of the model that users load on the test split",
+    "after its test, until the end",
+    kind=ModelEvaluation,
 )
 PROGRESS = File(
     "checkpoints/*/*.json",

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from probmcl.store.evaluation import RiskCoverage
+
 SCHEMA = 1
 """Version of the layout of report.json."""
 
@@ -173,13 +175,6 @@ class ReliabilityPoints(msgspec.Struct, frozen=True, kw_only=True):
     probability: list[float]
     frequency: list[float]
     labels: list[int]
-
-
-class RiskCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """The fraction of wrong decisions among the most certain images, for several fractions of the images."""
-
-    coverage: list[float]
-    risk: list[float | None]
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
