@@ -102,6 +102,12 @@ def test_gallery(content: ReportContent) -> None:
     assert uncertain.images[0].uncertainty == pytest.approx(entropy.max(), abs=1e-4)
 
 
+def test_the_most_uncertain_images_are_not_recommended_for_labeling(content: ReportContent) -> None:
+    uncertain = content.gallery.groups[3]
+    assert uncertain.key == "uncertain"
+    assert "not the best images to label next" in uncertain.explanation
+
+
 def test_labels_of_an_image_are_in_the_order_of_their_probability(content: ReportContent) -> None:
     missed = content.gallery.groups[1].images[0]
     shown = [(label.name, label.probability, label.present, label.predicted) for label in missed.labels]

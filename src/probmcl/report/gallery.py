@@ -65,7 +65,9 @@ def choose_images(run: RunData) -> list[ChosenGroup]:
     uncertain = ChosenGroup(
         "uncertain",
         "Most uncertain",
-        "The probabilities of several labels are far from 0 and 1. Labels of such images help most in training.",
+        "The probabilities of several labels are far from 0 and 1. These are not the best images to label next: on "
+        "PASCAL VOC and MS-COCO, labels of the most uncertain images improved a linear probe less than labels of "
+        "random images.",
         _most_uncertain(run),
     )
     return [mistakes, missed, best, uncertain]
