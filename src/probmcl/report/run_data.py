@@ -116,36 +116,53 @@ def read_run_data(model: Model) -> RunData:
     metadata = folder.read(METADATA_FILE)
     if metadata.status != "finished":
         raise RunError(f"{folder.path} is not finished, so it has no test scores to report; resume it first")
-    calibration, parents = model.calibration, parents_of(model.names, model.hierarchy)
-
-    def read(path: Path, calibrated: Calibration | None) -> SplitScores:
-        paths, rows = read_scores(path, classes=len(model.names))
-        scores = rows.scores.astype(np.float64)
-        probabilities = scores if calibrated is None else calibrated.probabilities(rows.scores, parents)
-        return SplitScores(paths, probabilities, (rows.labels == 1) & rows.known, rows.known, rows.group)
-
-    frozen = scores_file(folder.results(files.FROZEN.name), "test")
-    has_other = metadata.kept != FROZEN_PROBE.name and frozen.is_file()
-    test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
-    default = np.full(len(model.names), DEFAULT_THRESHOLD)
-    neighbors = folder.path / files.NEIGHBORS
+    splits = folder.read_split()
     return RunData(
-        folder,
-        metadata,
+        folder=folder,
+        metadata=metadata,
         settings=folder.read(CONFIG_FILE),
         labels=folder.read(files.LABELS),
         names=model.names,
-        thresholds=default if calibration is None else calibration.threshold,
-        calibration=calibration,
+        thresholds=_thresholds(model),
+        calibration=model.calibration,
         evaluation=_read_evaluation(folder, model),
         root=image_root(list(splits)),
         images=Counter(splits.values()),
-        val=read(scores_file(folder.path, "val"), calibration),
-        test=test,
-        frozen=read(frozen, None) if has_other else None,
-        training=TrainingImages.load(neighbors, classes=len(model.names)) if neighbors.is_file() else None,
+        val=_read_scores(model, folder.path, "val", model.calibration),
+        test=_read_scores(model, folder.path, "test", model.calibration),
+        frozen=_read_frozen_scores(model, folder, metadata),
+        training=_read_training_images(model, folder),
         source=metadata.data,
     )
+
+
+def _read_scores(model: Model, folder: Path, split: str, calibration: Calibration | None) -> SplitScores:
+    """Read the scores of a split and calibrate them."""
+    paths, rows = read_scores(scores_file(folder, split), classes=len(model.names))
+    probabilities = rows.scores.astype(np.float64)
+    if calibration is not None:
+        probabilities = calibration.probabilities(rows.scores, parents_of(model.names, model.hierarchy))
+    positive = (rows.labels == 1) & rows.known
+    return SplitScores(paths, probabilities, positive, rows.known, rows.group)
+
+
+def _read_frozen_scores(model: Model, folder: RunFolder, metadata: RunMetadata[DataSource]) -> SplitScores | None:
+    """Read the test scores of the frozen probe, which are not calibrated; None if it was kept or not tested."""
+    results = folder.results(files.FROZEN.name)
+    if metadata.kept == FROZEN_PROBE.name or not scores_file(results, "test").is_file():
+        return None
+    return _read_scores(model, results, "test", calibration=None)
+
+
+def _read_training_images(model: Model, folder: RunFolder) -> TrainingImages | None:
+    path = folder.path / files.NEIGHBORS
+    return TrainingImages.load(path, classes=len(model.names)) if path.is_file() else None
+
+
+def _thresholds(model: Model) -> Float64[ndarray, " C"]:
+    if model.calibration is None:
+        return np.full(len(model.names), DEFAULT_THRESHOLD)
+    return model.calibration.threshold
 
 
 def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
@@ -153,9 +170,11 @@ def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
     if run.source is None:
         notes.print(f"note: {run.folder.path} does not name the folder of its images, so they are not read")
         return False
-    notes.print(f"images of the run: reading only files in {', '.join(map(str, run.source.folders))}")
-    training = () if run.training is None else run.training.paths
-    paths = (*map(Path, run.test.paths), *(run.root / path for path in training))
+    folders = ", ".join(str(folder) for folder in run.source.folders)
+    notes.print(f"images of the run: reading only files in {folders}")
+    paths = [Path(path) for path in run.test.paths]
+    if run.training is not None:
+        paths += [run.root / path for path in run.training.paths]
     try:
         run.source.refuse_outside(paths, "the report has no photographs and no embedding map")
     except DataError as error:
