@@ -43,7 +43,11 @@ def _score(header: str, field: str) -> Quantity:
 
 
 def _number(header: str, field: str, write: Callable[[float], str]) -> Quantity:
-    return Quantity(header, lambda row: MISSING if (value := getattr(row, field)) is None else write(value))
+    def cell(row: Row) -> str:
+        value = getattr(row, field)
+        return MISSING if value is None else write(value)
+
+    return Quantity(header, cell)
 
 
 SECTIONS: dict[str, Section] = {
@@ -108,8 +112,13 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def _table(section: Section, comparison: Comparison) -> Table:
-    rows, known, columns = comparison.ordered, references(), [Column.of_names("classifier")]
-    cells = [[Cell(row.title, citation=row.reference if row.reference in known else "")] for row in rows]
+    rows = comparison.ordered
+    columns = [Column.of_names("classifier")]
+    known = references()
+    cells = []
+    for row in rows:
+        citation = row.reference if row.reference in known else ""
+        cells.append([Cell(row.title, citation=citation)])
     for quantity in section.quantities:
         columns.append(Column(quantity.header, words=quantity.words))
         best = _best_rows(quantity, rows)
@@ -122,16 +131,18 @@ def _best_rows(quantity: Quantity, rows: tuple[Row, ...]) -> set[int]:
     """Return the indices of the rows with the highest score after rounding, so that all ties are bold."""
     if quantity.score is None:
         return set()
-    scores = {number: score for number, row in enumerate(rows) if (score := quantity.score(row)) is not None}
-    highest = percent(max(scores.values(), default=None))
-    return {number for number, score in scores.items() if percent(score) == highest}
+    scores = [quantity.score(row) for row in rows]
+    defined = [score for score in scores if score is not None]
+    highest = percent(max(defined, default=None))
+    return {number for number, score in enumerate(scores) if score is not None and percent(score) == highest}
 
 
 def notes(section: Section, comparison: Comparison) -> list[str]:
     """Return the notes below a table, each with the titles of the rows that it applies to."""
     titles: dict[str, list[str]] = {}
     for row in comparison.ordered:
-        if note := section.note(row):
+        note = section.note(row)
+        if note:
             titles.setdefault(note, []).append(row.title)
     return [f"{'; '.join(rows)}: {note}" for note, rows in titles.items()]
 
@@ -149,7 +160,8 @@ CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data
 def to_csv(comparison: Comparison) -> str:
     """Return all fields of all rows as CSV. Scores are fractions; intervals have two columns, `_low` and `_high`."""
     conditions = {name: getattr(comparison, name) for name in CSV_CONDITIONS}
-    return tables.to_csv([dict(_fields(row)) | conditions for row in comparison.ordered])
+    lines = [dict(_fields(row)) | conditions for row in comparison.ordered]
+    return tables.to_csv(lines)
 
 
 def _fields(row: Row) -> Iterator[tuple[str, object]]:
@@ -157,22 +169,29 @@ def _fields(row: Row) -> Iterator[tuple[str, object]]:
         value = getattr(row, name)
         if name.endswith("interval"):
             low, high = value or (None, None)
-            yield from ((f"{name}_low", low), (f"{name}_high", high))
+            yield f"{name}_low", low
+            yield f"{name}_high", high
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
         else:
-            yield name, str(value).lower() if isinstance(value, bool) else value
+            yield name, value
 
 
 def to_markdown(comparison: Comparison) -> str:
     """Return all tables as Markdown, each under a heading, followed by the list of methods that were left out."""
     parts = [tables.to_markdown(table) for table in comparison_tables(comparison).values()]
-    left_out = [f"- {tables.markdown_text(sentence)}" for sentence in comparison.left_out]
-    return "\n".join([*parts, *(["### Left out", "", *left_out, ""] if left_out else [])])
+    if comparison.left_out:
+        items = [f"- {tables.markdown_text(sentence)}" for sentence in comparison.left_out]
+        parts += ["### Left out", "", *items, ""]
+    return "\n".join(parts)
 
 
 def to_latex(comparison: Comparison) -> str:
     """Return all tables as LaTeX floats; the document needs the booktabs package."""
     parts = [r"% \usepackage{booktabs}"]
-    parts += [f"% left out: {' '.join(sentence.split())}" for sentence in comparison.left_out]
+    for sentence in comparison.left_out:
+        one_line = " ".join(sentence.split())
+        parts.append(f"% left out: {one_line}")
     data = re.sub("[^a-z0-9]+", "-", comparison.data.lower()).strip("-")
     for key, table in comparison_tables(comparison).items():
         caption = f"{table.title}. {table.caption}."
@@ -184,12 +203,15 @@ def to_latex(comparison: Comparison) -> str:
 
 def references() -> dict[str, str]:
     """Return the entries of references.bib by key."""
-    text = importlib.resources.files("probmcl.methods").joinpath("references.bib").read_text(encoding="utf-8")
-    return {entry[1]: entry[0] for entry in re.finditer(r"^@\w+\{([^,\s]+),.*?^\}", text, re.MULTILINE | re.DOTALL)}
+    file = importlib.resources.files("probmcl.methods").joinpath("references.bib")
+    entries = re.finditer(r"^@\w+\{([^,\s]+),.*?^\}", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return {entry[1]: entry[0] for entry in entries}
 
 
 def to_bibtex(comparison: Comparison) -> str:
     """Return the BibTeX entries that the rows cite, without duplicates, in the order of the rows."""
-    known, cited = references(), dict.fromkeys(row.reference for row in comparison.ordered if row.reference)
+    known = references()
+    cited = dict.fromkeys(row.reference for row in comparison.ordered if row.reference)
     # BibTeX skips text between entries.
-    return "\n\n".join([known.get(key, f"% no entry for {key} in references.bib") for key in cited] + [""])
+    entries = [known.get(key, f"% no entry for {key} in references.bib") for key in cited]
+    return "\n\n".join([*entries, ""])

@@ -27,7 +27,9 @@ def giga(count: float | None) -> str:
     >>> giga(31.2), giga(0.3841)
     ('31.20', '0.384')
     """
-    return MISSING if count is None else f"{count:.2f}" if count >= 1 else f"{count:.3f}"
+    if count is None:
+        return MISSING
+    return f"{count:.2f}" if count >= 1 else f"{count:.3f}"
 
 
 NETWORK = [*map(Column, ("params M training", "params M predicting", "GMAC torch", "GMAC ptflops"))]
@@ -38,21 +40,39 @@ MEASURED = [*map(Column, ("training ms/image", "training views/s", "predicting m
 def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
     """Return one table per encoder, size and number of classes, each followed by a table of measurements, if any."""
     tables = []
-    for (encoder, size, classes), group in itertools.groupby(rows, lambda r: (r.encoder, r.image_size, r.classes)):
-        together, name = tuple(group), Column.of_names("method")
-        title = f"{encoder}{f', {size} px' if size else ''}, {counted(classes, 'class', 'classes')}"
-        cells = [[row.method, *_counted(row)] for row in together]
-        tables.append(Table(title, [name, *COUNTED], cells, notes=_problems(together)))
-        speeds = [(row.method, row.speed) for row in together if row.speed]
-        if speeds:
-            title = f"measured on {speeds[0][1].device}, batch size {speeds[0][1].batch_size}"
-            tables.append(Table(title, [name, *MEASURED], [[method, *_measured(speed)] for method, speed in speeds]))
+    for _, group in itertools.groupby(rows, lambda row: (row.encoder, row.image_size, row.classes)):
+        together = list(group)
+        tables.append(_counted_table(together))
+        measured = [(row.method, row.speed) for row in together if row.speed]
+        if measured:
+            tables.append(_measured_table(measured))
     return tables
 
 
+def _counted_table(rows: Sequence[CostRow]) -> Table:
+    """Return the parameters and operations of rows with the same encoder, size and number of classes."""
+    first = rows[0]
+    size = f", {first.image_size} px" if first.image_size else ""
+    title = f"{first.encoder}{size}, {counted(first.classes, 'class', 'classes')}"
+    cells = [[row.method, *_counted(row)] for row in rows]
+    return Table(title, [Column.of_names("method"), *COUNTED], cells, notes=_problems(rows))
+
+
+def _measured_table(speeds: Sequence[tuple[str, Speed]]) -> Table:
+    """Return the measurements of some methods."""
+    _, first = speeds[0]
+    title = f"measured on {first.device}, batch size {first.batch_size}"
+    cells = [[method, *_measured(speed)] for method, speed in speeds]
+    return Table(title, [Column.of_names("method"), *MEASURED], cells)
+
+
 def _network(row: CostRow) -> list[str]:
-    parameters = millions(row.training_parameters), millions(row.prediction_parameters)
-    return [*parameters, giga(row.gmac), giga(row.gmac_ptflops)]
+    return [
+        millions(row.training_parameters),
+        millions(row.prediction_parameters),
+        giga(row.gmac),
+        giga(row.gmac_ptflops),
+    ]
 
 
 def _counted(row: CostRow) -> list[str]:
@@ -64,15 +84,21 @@ def _counted(row: CostRow) -> list[str]:
 
 
 def _measured(speed: Speed) -> list[str]:
-    numbers = 1000 * speed.step_seconds, speed.views_per_second, 1000 * speed.prediction_seconds
-    return [*(f"{number:,.1f}" for number in numbers), f"{speed.peak_memory / 1e6:,.0f}"]
+    return [
+        f"{1000 * speed.step_seconds:,.1f}",
+        f"{speed.views_per_second:,.1f}",
+        f"{1000 * speed.prediction_seconds:,.1f}",
+        f"{speed.peak_memory / 1e6:,.0f}",
+    ]
 
 
 def _problems(rows: Sequence[CostRow]) -> list[str]:
     methods: dict[str, list[str]] = {}
     for row in rows:
-        if problem := row.problem or row.unmeasured:
-            methods.setdefault(problem.removeprefix(f"{row.method} "), []).append(row.method)
+        problem = row.problem or row.unmeasured
+        if problem:
+            text = problem.removeprefix(f"{row.method} ")
+            methods.setdefault(text, []).append(row.method)
     return [f"{', '.join(names)}: {problem}" for problem, names in methods.items()]
 
 
@@ -82,22 +108,29 @@ def paper_table(networks: Sequence[PaperNetwork]) -> Table:
     cells: list[list[str]] = []
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
         cells.append([f"{printed.name} (paper)", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"])
-        rows = (network.row for network in group)
-        cells += [[row.method, row.encoder, f"{row.classes}", *_network(row)] for row in rows]
-    notes = dict.fromkeys(f"{network.printed.name}: {network.printed.note}" for network in networks)
+        for network in group:
+            row = network.row
+            cells.append([row.method, row.encoder, f"{row.classes}", *_network(row)])
+    notes = [f"{network.printed.name}: {network.printed.note}" for network in networks]
+    unique_notes = list(dict.fromkeys(notes))
     problems = _problems([network.row for network in networks])
-    return Table("Table 3 of the paper and our networks at 448 px", columns, cells, notes=[*notes, *problems])
+    return Table("Table 3 of the paper and our networks at 448 px", columns, cells, notes=unique_notes + problems)
 
 
 def record(row: CostRow) -> dict[str, Any]:
     """Return a row as a flat dictionary; measured values are None if nothing was measured."""
     numbers = dataclasses.asdict(row)
-    speed = numbers.pop("speed") or dict.fromkeys(field.name for field in dataclasses.fields(Speed))
+    nothing_measured = dict.fromkeys(field.name for field in dataclasses.fields(Speed))
+    speed = numbers.pop("speed") or nothing_measured
     return numbers | speed
 
 
 def paper_record(network: PaperNetwork) -> dict[str, Any]:
     """Return the record of a network, including the numbers that the paper prints for it."""
     printed = network.printed
-    numbers = {"printed_parameters_millions": printed.parameters, "printed_gmac": printed.gmac}
-    return {"printed_method": printed.name} | numbers | record(network.row) | {"note": printed.note}
+    numbers = {
+        "printed_method": printed.name,
+        "printed_parameters_millions": printed.parameters,
+        "printed_gmac": printed.gmac,
+    }
+    return numbers | record(network.row) | {"note": printed.note}
