@@ -28,10 +28,13 @@ def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
         files.COMPARISON_LATEX: comparison_tables.to_latex,
         files.REFERENCES: comparison_tables.to_bibtex,
         files.PLOT: comparison_plot.to_svg,
-        files.VERDICT: lambda result: "\n".join([comparison_verdict(result), *_warning_lines(warnings)]) + "\n",
     }
     for file, render in outputs.items():
         write_text(folder / file, render(comparison))
+    lines = [comparison_verdict(comparison), *_warning_lines(warnings)]
+    write_text(folder / files.VERDICT, "
+".join(lines) + "
+")
 
 
 def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning], console: Console) -> None:
@@ -64,13 +67,20 @@ def comparison_verdict(comparison: Comparison) -> str:
     else:
         lines = list(_best_is_unclear(comparison))
     lines += _against_the_probe(methods)
-    for note in dict.fromkeys(row.note for row in methods if row.note):
-        lines.append(f"Note on {_join([row for row in methods if row.note == note])}: {note}.")
-    if limitations := list(_limitations(comparison)):
+    lines += _notes(methods)
+    limitations = list(_limitations(comparison))
+    if limitations:
         lines.append(f"Limitations: {' '.join(limitations)}")
     if comparison.left_out:
         lines.append(f"Left out: {' '.join(comparison.left_out)}")
     return "\n".join(lines)
+
+
+def _notes(methods: Sequence[Row]) -> Iterator[str]:
+    for note in dict.fromkeys(row.note for row in methods):
+        if note:
+            noted = [row for row in methods if row.note == note]
+            yield f"Note on {_join(noted)}: {note}."
 
 
 def _probe(comparison: Comparison) -> str:
@@ -83,7 +93,15 @@ def _scores(comparison: Comparison, row: Row) -> str:
 
 
 def _is_better(row: Row) -> bool:
-    return (row.gain or 0) > 0 and row.gain_p is not None and row.gain_p < SIGNIFICANCE
+    return _is_significant(row) and (row.gain or 0) > 0
+
+
+def _is_worse(row: Row) -> bool:
+    return _is_significant(row) and (row.gain or 0) < 0
+
+
+def _is_significant(row: Row) -> bool:
+    return row.gain_p is not None and row.gain_p < SIGNIFICANCE
 
 
 def _is_level_with_best(row: Row) -> bool:
@@ -108,28 +126,38 @@ def _join(rows: Sequence[Row], detail: Callable[[Row], str] = lambda row: "") ->
 
 
 def _none_is_better(comparison: Comparison) -> Iterator[str]:
-    methods, reasons = comparison.methods, []
+    methods = comparison.methods
     widest = max(methods, key=_upper_bound)
-    if _upper_bound(widest) >= RELEVANT_GAIN:
-        reasons.append(f"a gain of up to {percent(_upper_bound(widest))} points is not ruled out for {_label(widest)}")
-    if unknown := [row for row in methods if row.gain_interval is None]:
-        reasons.append(f"no confidence interval is available for {_join(unknown)}")
-    if reasons:
-        yield (
-            "The comparison is inconclusive: no method is significantly better than the linear probe "
-            f"({_probe(comparison)}), but {', and '.join(reasons)}."
-        )
-    else:
-        yield (
-            "The linear probe is enough: no method is significantly better than a linear probe on the frozen encoder "
-            f"({_probe(comparison)}), and a gain of {percent(RELEVANT_GAIN)} points is ruled out for every method."
-        )
-    best, largest = methods[0], max(methods, key=lambda row: -math.inf if row.gain is None else row.gain)
+    yield _inconclusive_or_enough(comparison, widest)
+    best = methods[0]
     yield f"The best method on validation, {_label(best)}, has a gain of {_gain(best, methods)}{_not_ruled_out(best)}."
+    largest = max(methods, key=lambda row: -math.inf if row.gain is None else row.gain)
     if largest is not best and largest.gain is not None and largest.gain > 0:
         yield f"Largest gain on test: {_label(largest)}, {_gain(largest, methods)}{_not_ruled_out(largest)}."
     if _upper_bound(widest) >= RELEVANT_GAIN:
         yield "More test images would narrow the intervals, and more seeds would make the means more stable."
+
+
+def _inconclusive_or_enough(comparison: Comparison, widest: Row) -> str:
+    """Return whether the probe is enough, which needs a relevant gain to be ruled out for every method.
+
+    `widest` is the method with the largest gain that is not ruled out.
+    """
+    reasons = []
+    if _upper_bound(widest) >= RELEVANT_GAIN:
+        reasons.append(f"a gain of up to {percent(_upper_bound(widest))} points is not ruled out for {_label(widest)}")
+    unknown = [row for row in comparison.methods if row.gain_interval is None]
+    if unknown:
+        reasons.append(f"no confidence interval is available for {_join(unknown)}")
+    if reasons:
+        return (
+            "The comparison is inconclusive: no method is significantly better than the linear probe "
+            f"({_probe(comparison)}), but {', and '.join(reasons)}."
+        )
+    return (
+        "The linear probe is enough: no method is significantly better than a linear probe on the frozen encoder "
+        f"({_probe(comparison)}), and a gain of {percent(RELEVANT_GAIN)} points is ruled out for every method."
+    )
 
 
 def _upper_bound(row: Row) -> float:
@@ -138,7 +166,8 @@ def _upper_bound(row: Row) -> float:
 
 
 def _not_ruled_out(row: Row) -> str:
-    return f"; a gain of up to {percent(_upper_bound(row))} points is not ruled out" if _upper_bound(row) > 0 else ""
+    upper_bound = _upper_bound(row)
+    return f"; a gain of up to {percent(upper_bound)} points is not ruled out" if upper_bound > 0 else ""
 
 
 def _best_is_better(comparison: Comparison) -> Iterator[str]:
@@ -158,7 +187,8 @@ def _best_is_better(comparison: Comparison) -> Iterator[str]:
 def _against_the_best(others: Sequence[Row]) -> Iterator[str]:
     level = [row for row in others if _is_level_with_best(row)]
     missing = [row for row in others if row.behind_p is None]
-    ahead = [row for row in others if row not in level + missing and (row.behind or 0) < 0]
+    different = [row for row in others if row not in level + missing]
+    ahead = [row for row in different if (row.behind or 0) < 0]
     if level:
         yield f"Not significantly different from it on test: {_join(level)}."
     elif others and not missing and not ahead:
@@ -177,12 +207,14 @@ def _recommendation(best: Row, others: Sequence[Row]) -> str:
     cheapest = min(as_good, key=lambda row: row.seconds, default=best)
     if cheapest is best or cheapest.seconds > MAX_TIME_RATIO * best.seconds:
         return f"Recommended: {_label(best)}, {duration(best.seconds)} of training."
-    risk = cheapest.behind_interval and cheapest.behind_interval[1]
-    return (
+    sentence = (
         f"Recommended: {_label(cheapest)}, the cheapest of these methods that also beats the probe: "
-        f"{duration(cheapest.seconds)} of training instead of {duration(best.seconds)}"
-        + (f". Its mAP may be up to {percent(risk)} points lower." if risk and risk > 0 else ".")
+        f"{duration(cheapest.seconds)} of training instead of {duration(best.seconds)}."
     )
+    _, risk = cheapest.behind_interval or (0.0, 0.0)
+    if risk > 0:
+        sentence += f" Its mAP may be up to {percent(risk)} points lower."
+    return sentence
 
 
 def _best_is_unclear(comparison: Comparison) -> Iterator[str]:
@@ -198,7 +230,7 @@ def _best_is_unclear(comparison: Comparison) -> Iterator[str]:
 def _against_the_probe(methods: Sequence[Row]) -> Iterator[str]:
     if all(row.gain_p is None for row in methods):
         return
-    worse = [row for row in methods if (row.gain or 0) < 0 and row.gain_p is not None and row.gain_p < SIGNIFICANCE]
+    worse = [row for row in methods if _is_worse(row)]
     missing = [row for row in methods if row.gain_p is None]
     unclear = [row for row in methods if row not in worse + missing and not _is_better(row)]
     if worse:
@@ -211,6 +243,13 @@ def _against_the_probe(methods: Sequence[Row]) -> Iterator[str]:
 
 
 def _limitations(comparison: Comparison) -> Iterator[str]:
+    yield from _limitations_of_the_protocol(comparison)
+    if comparison.methods:
+        yield from _limitations_of_the_best(comparison)
+        yield from _limitations_of_methods(comparison)
+
+
+def _limitations_of_the_protocol(comparison: Comparison) -> Iterator[str]:
     if comparison.seeds == 1:
         yield "There is only one seed, so the variation between training runs is unknown."
     if comparison.trials == 1:
@@ -219,8 +258,9 @@ def _limitations(comparison: Comparison) -> Iterator[str]:
         yield _only(comparison.test_images, "test image", "test images")
     if comparison.groups is not None and comparison.groups < MIN_GROUPS:
         yield _only(comparison.groups, "group of test images", "groups of test images")
-    if not comparison.methods:
-        return
+
+
+def _limitations_of_the_best(comparison: Comparison) -> Iterator[str]:
     best, frozen = comparison.methods[0], comparison.frozen
     low, high = best.gain_interval or (0.0, 0.0)
     if high - low >= RELEVANT_GAIN:
@@ -230,11 +270,16 @@ def _limitations(comparison: Comparison) -> Iterator[str]:
     if _is_better(best) and best.validation <= frozen.validation:
         lead = points(best.validation - frozen.validation)
         yield f"On validation, {_label(best)} is not ahead of the probe ({lead} points)."
-    if fewer := [row for row in comparison.methods if row.seeds < comparison.seeds]:
+
+
+def _limitations_of_methods(comparison: Comparison) -> Iterator[str]:
+    fewer = [row for row in comparison.methods if row.seeds < comparison.seeds]
+    if fewer:
         yield f"Fewer than {comparison.seeds:,} seeds: {_join(fewer, lambda row: f', {row.seeds:,}')}."
     if any(map(_is_corrected_away, comparison.methods)):
         yield "Some intervals exclude 0 although p is not small: only p is corrected for the number of methods."
-    if partly := [row for row in comparison.methods if row.fidelity.startswith("partly reconstructed")]:
+    partly = [row for row in comparison.methods if row.fidelity.startswith("partly reconstructed")]
+    if partly:
         yield f"Partly reconstructed, so results may differ from the original implementation: {_join(partly)}."
 
 
