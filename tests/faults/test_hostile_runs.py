@@ -145,7 +145,7 @@ JSON: dict[str, Crafted] = {
     "long number in a log": Crafted(
         content("metrics.jsonl", '{"step": ' + "9" * 5000 + "}\n"), REPORT, ("metrics.jsonl", "damaged")
     ),
-    "log that is no text": Crafted(content("metrics.jsonl", b"\xff\xfe\n"), REPORT, ("metrics.jsonl", "not UTF-8")),
+    "log that is not UTF-8": Crafted(content("metrics.jsonl", b"\xff\xfe\n"), REPORT, ("metrics.jsonl", "not UTF-8")),
     "huge JSON": Crafted(
         lambda folder: os.truncate(folder / "run.json", 10 << 30),
         RESUME,

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
 from probmcl.calibration.isotonic import fit_isotonic
-from probmcl.calibration.maps import MIN_IMAGES, Calibration, ClassCalibration, HeldOutScores, Kind
+from probmcl.calibration.maps import MIN_IMAGES, Calibration, ClassCalibration, HeldOutName, Kind
 from probmcl.calibration.sigmoid import compose, fit_platt, fit_sigmoids, logits
 from probmcl.calibration.thresholds import BALANCED, ThresholdRule, choose_thresholds
 from probmcl.evaluation.entries import Entries, checked
@@ -34,7 +34,7 @@ def fit_calibration(
     kind: Kind = "sigmoid",
     rule: ThresholdRule = BALANCED,
     parents: Int[np.ndarray, "C"],
-    predictions: HeldOutScores = "val",
+    predictions: HeldOutName = "val",
     advance: Callable[[], object] = lambda: None,
 ) -> Calibration:
     """Fit the calibration of every class to held-out scores, and choose the thresholds.

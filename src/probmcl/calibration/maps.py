@@ -28,9 +28,9 @@ LARGEST = 1e100
 
 Kind = Literal["sigmoid", "isotonic", "none"]
 
-HeldOutScores = Literal["val", "out_of_fold", "calibration"]
-"""The scores that a calibration is fitted to: of the validation images, of other folds, or of images from another site.
-They are the names of files in predictions/."""
+HeldOutName = Literal["val", "out_of_fold", "calibration"]
+"""The name of the scores that a calibration is fitted to, in predictions/: those of the validation images, of other
+folds, or of images from another site."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Calibration:
 
     kind: Kind
     thresholds: str
-    predictions: HeldOutScores
+    predictions: HeldOutName
     images: int
     strength: float | None
     classes: Mapping[str, ClassCalibration]

@@ -14,7 +14,7 @@ from numpy import ndarray
 from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.fit import FOLDS
-from probmcl.calibration.maps import CALIBRATION_FILE, HeldOutScores, Kind
+from probmcl.calibration.maps import CALIBRATION_FILE, HeldOutName, Kind
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import Records
@@ -40,7 +40,7 @@ from probmcl.store.run_folder import RunFolder
 class HeldOut(NamedTuple):
     """Held-out scores, and their name in the predictions of the run."""
 
-    name: HeldOutScores
+    name: HeldOutName
     scores: StoredScores
 
 
@@ -130,7 +130,7 @@ def _evaluate_test(
 
 def stored_held_out_scores(model: ScoringModel) -> HeldOut:
     """Return the scores of the present calibration or, without one, those that training has stored."""
-    name: HeldOutScores = "val"
+    name: HeldOutName = "val"
     if model.calibration is not None:
         name = model.calibration.predictions
     elif RunFolder(model.folder).has(OUT_OF_FOLD):

@@ -32,9 +32,7 @@ def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
     for file, render in outputs.items():
         write_text(folder / file, render(comparison))
     lines = [comparison_verdict(comparison), *_warning_lines(warnings)]
-    write_text(folder / files.VERDICT, "
-".join(lines) + "
-")
+    write_text(folder / files.VERDICT, "\n".join(lines) + "\n")
 
 
 def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning], console: Console) -> None:

@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.fit import FOLDS, assign_folds
-from probmcl.calibration.maps import HeldOutScores
+from probmcl.calibration.maps import HeldOutName
 from probmcl.data.hierarchy import parents_of
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import write_scores
@@ -31,7 +31,7 @@ def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path
     w, records = workspace, workspace.records
     rows = np.concatenate([records.rows("train"), records.rows("val")])
     fold = assign_folds(len(rows), records.group and [records.group[row] for row in rows])
-    name: HeldOutScores = "val"
+    name: HeldOutName = "val"
     if candidate.id == FROZEN_PROBE and fold.max() > 0:
         name = "out_of_fold"
         held_out = ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
