@@ -11,9 +11,9 @@ from probmcl.errors import RunError
 from probmcl.readers.options import METADATA_FILE
 from probmcl.settings import CONFIG_FILE
 from probmcl.store import files, manifest, run_folder
-from probmcl.store.environment import environment
 from probmcl.store.rows import File
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import environment
 
 
 def test_folders_of_the_same_day_are_numbered(tmp_path: Path) -> None:

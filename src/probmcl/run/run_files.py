@@ -17,11 +17,10 @@ from probmcl.readers.options import METADATA_FILE, ReadOptions
 from probmcl.runtime.digests import content_digest
 from probmcl.settings import CONFIG_FILE, Settings
 from probmcl.store.class_labels import ClassLabels, StoredPolicy
-from probmcl.store.environment import environment
 from probmcl.store.files import FOLDS, LABELS, SPLIT
 from probmcl.store.images import FoldRow, SplitRow
 from probmcl.store.run_folder import RunFolder, refuse_used
-from probmcl.store.run_metadata import RunMetadata
+from probmcl.store.run_metadata import RunMetadata, environment
 
 
 def create_run(folder: RunFolder, data: PreparedData, settings: Settings, console: Console) -> None:

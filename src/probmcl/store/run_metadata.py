@@ -1,11 +1,18 @@
-"""The content of run.json: how a run was started, its state, its candidates and its model."""
+"""The content of run.json: the environment in which a run was started, its state, its candidates and its model."""
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, TypeVar
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from probmcl import __version__
 from probmcl.errors import RunWarning, check_range
 
 S = TypeVar("S")
@@ -15,6 +22,9 @@ Head = Literal["frozen", "own head", "re-probed"]
 
 MAX_LAYERS = 100
 """Largest number of layers that a setting can list; building a model with millions would take hours."""
+
+PACKAGES = ("torch", "timm", "torchvision", "numpy", "pillow")
+"""Libraries that affect scores."""
 
 
 class CandidateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -96,3 +106,33 @@ class RunMetadata(
             raise ValueError("the names of the candidates must be unique")
         if self.kept not in (None, *names) or (self.status == "finished" and (self.kept is None or self.model is None)):
             raise ValueError(f"kept={self.kept!r} is not the name of a candidate")
+
+
+class Environment(NamedTuple):
+    """The information needed to repeat a run, apart from its seed and settings."""
+
+    command: tuple[str, ...]
+    versions: dict[str, str]
+    commit: str | None
+    started: str
+
+
+def environment() -> Environment:
+    """Return the command, the versions, the commit of the source tree and the time."""
+    command = (Path(sys.argv[0]).name, *sys.argv[1:])
+    versions = {"python": platform.python_version(), "probmcl": __version__}
+    for name in PACKAGES:
+        versions[name] = importlib.metadata.version(name)
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return Environment(command, versions, _commit(), started)
+
+
+def _commit() -> str | None:
+    source = Path(__file__).parents[3]
+    if not (source / ".git").exists():
+        return None
+    git = ["git", "-C", str(source), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
