@@ -24,7 +24,7 @@ from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import RunState
 from probmcl.run.train import train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
-from probmcl.store.run_metadata import Status
+from probmcl.store.run_metadata import RunStatus
 from probmcl.tables import percent, points
 from probmcl.training import Training
 
@@ -166,7 +166,7 @@ def test_a_useless_model_is_warned_about_once(
     )
     record = RunState.record
 
-    def interrupt(state: RunState, status: Status) -> None:
+    def interrupt(state: RunState, status: RunStatus) -> None:
         if status == "finished":
             raise KeyboardInterrupt
         record(state, status)

@@ -10,7 +10,7 @@ from probmcl.run.gains import CandidateEntries
 from probmcl.runtime.distributed import is_main_process
 from probmcl.store.files import METADATA, METRICS
 from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import Status
+from probmcl.store.run_metadata import RunStatus
 from probmcl.training import MetricsLog
 
 
@@ -35,7 +35,7 @@ class RunRecord:
         """Return the duration of the run over all attempts."""
         return time.perf_counter() - self.started
 
-    def write(self, status: Status, entries: CandidateEntries | None) -> None:
+    def write(self, status: RunStatus, entries: CandidateEntries | None) -> None:
         """Write run.json with this status and the candidates so far, and the table of metrics."""
         self.metadata = replace(
             self.metadata, status=status, seconds=round(self.seconds(), 1), warnings=tuple(self.log.warnings)

@@ -23,7 +23,7 @@ from probmcl.runtime.tensor_files import save_tensors
 from probmcl.settings import Settings
 from probmcl.store.files import MODEL
 from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import Status
+from probmcl.store.run_metadata import RunStatus
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class RunState:
             write_predictions(self.folder, self.folder.path, self.records, "val", best.scores["val"])
         self.record("running")
 
-    def record(self, status: Status) -> None:
+    def record(self, status: RunStatus) -> None:
         """Write run.json and the table of metrics."""
         self.run_record.write(status, self.candidates.entries())
 

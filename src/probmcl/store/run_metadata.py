@@ -57,7 +57,7 @@ class KeptModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{key} has {len(value):,} values; the limit is {MAX_LAYERS}")
 
 
-Status = Literal["running", "interrupted", "failed", "finished"]
+RunStatus = Literal["running", "interrupted", "failed", "finished"]
 
 
 class RunMetadata(
@@ -91,7 +91,7 @@ class RunMetadata(
     data: S | None
     records: str
     duplicates: dict[str, int] | None
-    status: Status
+    status: RunStatus
     seconds: float
     warnings: tuple[RunWarning, ...]
     candidates: tuple[CandidateEntry, ...]
