@@ -33,7 +33,7 @@ from pathlib import Path
 
 from behavior_matrix import VARIES, Case, all_cases
 from behavior_runner import Tree, is_recorded, make_inputs, run_cases
-from behavior_texts import artifacts
+from behavior_texts import artifacts, without
 
 ROOT = Path(__file__).resolve().parent.parent
 DIFFERENCES = Path(__file__).with_name("behavior_differences.toml")
@@ -119,8 +119,7 @@ class Counts:
 
 def compare_case(name: str, trees: tuple[Tree, Tree], differences: Sequence[Difference], counts: Counts) -> None:
     """Compare the records of a case and print what differs."""
-    varies = [pattern for cases, pattern in VARIES.items() if fnmatchcase(name, cases)]
-    reference, head = (artifacts(tree.record(name), varies) for tree in trees)
+    reference, head = (without_varying(name, artifacts(tree.record(name))) for tree in trees)
     counts.cases += 1
     for where in sorted({*reference, *head}):
         counts.compared += 1
@@ -133,6 +132,15 @@ def compare_case(name: str, trees: tuple[Tree, Tree], differences: Sequence[Diff
         else:
             counts.unlisted += 1
             show(name, where, *explained(theirs or [], ours or [], candidates))
+
+
+def without_varying(name: str, found: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return the lines of a case without what varies in it alone."""
+    result = {}
+    for where, lines in found.items():
+        varying = [entry[2:] for entry in VARIES if fnmatchcase(name, entry[0]) and fnmatchcase(where, entry[1])]
+        result[where] = without(lines, varying)
+    return result
 
 
 def is_explained(reference: list[str] | None, head: list[str] | None, candidates: Sequence[Difference]) -> bool:

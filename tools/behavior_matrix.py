@@ -29,11 +29,21 @@ WORDS = {
 }
 
 
-VARIES = {
-    "resume/changed photographs *": r"^records = .*$",  # a checksum of absolute paths, in a folder of the case
-    "page/*": r"^records = .*$",
-}
-"""By pattern of the names of cases: a regular expression of what varies from run to run in them alone."""
+VARIES = (
+    # A checksum of absolute paths, in a folder of the case.
+    ("resume/changed photographs *", "file *run.json", r"^records = .*$", "records = VARIES"),
+    ("page/*", "file *run.json", r"^records = .*$", "records = VARIES"),
+    ("page/*", "file *report.json", r"data_hash = .*$", "data_hash = VARIES"),
+    ("page/*", "file *report.html", r'<code class="hash">\w+$', "<code>VARIES"),
+    # What torchrun itself prints if a process fails: which one is noticed first is a race.
+    ("two processes/*", "* stderr", r"^[WE]\d{4} [\s\S]*", "(torchrun)"),
+    # Measured speeds in tables, next to the measured time.
+    ("*", "* stdout", r" +N s +(?:–|[\d,]+) +(?:–|[\d,]+)(?= )", " N s SPEED SPEED"),
+    ("*", "file *.md", r"\| N s \| [^|]+ \| [^|]+ \|", "| N s | SPEED | SPEED |"),
+    ("*", "file *.tex", r"& N s & \S+ & \S+ &", "& N s & SPEED & SPEED &"),
+    ("*", "file *.html", r"<td>N s\n</td>\n<td>.*\n</td>\n<td>.*\n</td>", "<td>N s, SPEED, SPEED</td>"),
+)
+"""Cases, outputs or files, a regular expression of what varies from run to run in them alone, and its replacement."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +301,7 @@ WRONG_OPTIONS = {
     "table with a nul": "check INPUTS/table_nul.csv --images PHOTOS",
     "table with only a header in utf-16": "check INPUTS/table_utf16.csv --images PHOTOS",
     "damaged json": "check INPUTS/coco_damaged.json --images PHOTOS",
-    "check writes to no folder": "check PHOTOS --workers 0 --out INPUTS/nowhere/check.json",
+    "check writes below a file": "check PHOTOS --workers 0 --out INPUTS/a_file/check.json",
     "predict with no run": "predict INPUTS/nowhere PHOTOS",
     "predict with data as run": "predict PHOTOS PHOTOS",
     "evaluate no run": "evaluate INPUTS/nowhere",

@@ -29,7 +29,10 @@ TOOLS = Path(__file__).resolve().parent
 SECONDS = 300.0
 """Seconds after which a command is considered to hang."""
 
-RECORD_VERSION = 1
+LARGE = 100_000_000
+"""Size of files in bytes above which only their size is compared."""
+
+RECORD_VERSION = 2
 """To be raised whenever records are written differently: old ones are then made again."""
 
 ENVIRONMENT = {
@@ -113,13 +116,12 @@ class Server:
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def request(self, content: Mapping[str, Any]) -> int | None:
-        """Run a command and return its exit code, or None if it hangs."""
+    def request(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a command and return its exit code, which is None if it hangs, and its CPU time."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps(content) + "\n")
         self.process.stdin.flush()
-        code: int | None = self.reply()["code"]
-        return code
+        return self.reply()
 
     def close(self) -> None:
         """End the process."""
@@ -176,11 +178,31 @@ def with_starts(names: Iterable[str], cases: Mapping[str, Case]) -> list[str]:
     return list(ordered)
 
 
+def times(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the size and time of each file, to notice changes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        state = path.lstat()
+        if not path.is_dir():
+            found[path.relative_to(folder).as_posix()] = (state.st_size, state.st_mtime_ns)
+    return found
+
+
 def run_cases(tree: Tree, names: Collection[str], cases: Mapping[str, Case], inputs: Path, jobs: int) -> None:
     """Run cases and those that they start from. A start is finished before the cases that need its folder."""
     if not names:
         return
+    before = times(inputs)
+    run_in_order(tree, names, cases, inputs, jobs)
+    changed = [name for name, _ in set(before.items()) ^ set(times(inputs).items())]
+    if changed:
+        raise RuntimeError(f"a case has changed the inputs ({', '.join(sorted(set(changed))[:5])}); delete {inputs}")
+
+
+def run_in_order(tree: Tree, names: Collection[str], cases: Mapping[str, Case], inputs: Path, jobs: int) -> None:
+    """Run cases in waves: those whose start is finished run at the same time."""
     waiting = with_starts(names, cases)
+    starts = {cases[name].start for name in waiting}
     finished: set[str] = set()
     with open_servers(tree, jobs) as servers, ThreadPoolExecutor(jobs) as pool:
 
@@ -188,6 +210,8 @@ def run_cases(tree: Tree, names: Collection[str], cases: Mapping[str, Case], inp
             server = servers.get()
             try:
                 run_case(tree, cases[name], cases, inputs, server)
+                if name not in starts:
+                    shutil.rmtree(tree.work / flat(name))
             finally:
                 servers.put(server)
 
@@ -241,7 +265,7 @@ class Execution:
                 return self.fork(step, kill=rest[0], words=rest[2:])
             case "page":
                 code = page_code(self.tree.folder / "docs" / "python.md", " ".join(rest))
-                return self.fork(step, python=code)
+                return self.fork(step, python=f"import torch\ntorch.manual_seed(0)\n{code}")
             case "torchrun":
                 return self.torchrun(step, rest)
             case "cd":
@@ -268,8 +292,8 @@ class Execution:
                 "stderr": str(stderr),
                 "timeout": SECONDS,
             }
-            code = self.server.request(request)
-            return {"step": step, "code": code, "stdout": text(stdout), "stderr": text(stderr)}
+            reply = self.server.request(request)
+            return {"step": step, **reply, "stdout": text(stdout), "stderr": text(stderr)}
 
     def torchrun(self, step: str, words: Sequence[str]) -> dict[str, Any]:
         """Run a command in two processes."""
@@ -311,6 +335,8 @@ def contents(folder: Path) -> dict[str, str]:
             found[name] = f"link to {path.readlink()}"
         elif path.is_dir():
             found[name] = "folder"
+        elif path.is_file() and path.stat().st_size > LARGE:
+            found[name] = f"{path.stat().st_size} bytes"
         elif path.is_file():
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
@@ -328,7 +354,7 @@ def write_record(target: Path, folder: Path, before: Mapping[str, str], record: 
         if before.get(name) == content:
             continue
         path = folder / name
-        if path.is_symlink() or not path.is_file():
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGE:
             others[name] = content
             continue
         (part / "files" / name).parent.mkdir(parents=True, exist_ok=True)

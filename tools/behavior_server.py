@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pkgutil
+import resource
 import signal
 import sys
 import threading
@@ -28,6 +29,9 @@ LIBRARIES = (
 """Libraries that the package imports when it first needs them. Those that are not installed are left out."""
 
 POLL_SECONDS = 0.005
+
+MEMORY = 8 << 30
+"""Bytes of address space of a command, so that a hostile file does not exhaust the machine."""
 
 KILL_AFTER = """
 import fnmatch, os, signal
@@ -67,26 +71,30 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             run(request)
-        print(json.dumps({"code": wait(child, request["timeout"])}), flush=True)
+        print(json.dumps(wait(child, request["timeout"])), flush=True)
 
 
-def wait(child: int, timeout: float) -> int | None:
-    """Return the exit code of a child, negative if a signal ended it, or None if it was killed after the timeout."""
+def wait(child: int, timeout: float) -> dict[str, Any]:
+    """Return the exit code of a child, negative if a signal ended it, and its seconds of CPU time.
+
+    After the timeout, the child is killed, and the code is None.
+    """
     end = time.monotonic() + timeout
     while time.monotonic() < end:
-        ended, status = os.waitpid(child, os.WNOHANG)
+        ended, status, usage = os.wait4(child, os.WNOHANG)
         if ended:
-            return os.waitstatus_to_exitcode(status)
+            return {"code": os.waitstatus_to_exitcode(status), "cpu": usage.ru_utime + usage.ru_stime}
         time.sleep(POLL_SECONDS)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return None
+    return {"code": None, "cpu": timeout}
 
 
 def run(request: dict[str, Any]) -> None:
     """Run a command, or Python code, in this forked process, and end it as Python would."""
     code = 1
     try:
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         redirect(Path(request["stdout"]), Path(request["stderr"]))
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])

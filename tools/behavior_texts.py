@@ -6,6 +6,7 @@ row or a checksum, and other binary files their size and checksum. Listed differ
 
 from __future__ import annotations
 
+import base64
 import csv
 import hashlib
 import io
@@ -33,7 +34,7 @@ VARYING = (
 """Patterns of texts that vary from run to run, and what replaces them."""
 
 VARYING_KEYS = re.compile(
-    r"(?:.*\.)?(?:\w*seconds\w*|images_per_second|started|finished|since|pid|ticks|host|commit|checksum)"
+    r"(?:.*\.)?(?:\w*seconds?\w*|\w*speed|started|finished|since|pid|ticks|host|commit|checksum|mtime_ns)"
     r"|versions\..*"
 )
 """Keys in JSON files, and columns of tables, whose values vary."""
@@ -44,29 +45,31 @@ VARYING_KEYS_OF = {"costs.json": re.compile(r"(?:.*\.)?(?:epoch|once|tested|shar
 EMBEDDED = re.compile(r"(data:[\w/+.-]+;base64,)([A-Za-z0-9+/=]+)")
 
 
-def artifacts(record: Path, varies: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Return the lines of everything that a case has left: exit codes, outputs and files.
-
-    Text that matches one of the regular expressions in `varies` is replaced.
-    """
+def artifacts(record: Path) -> dict[str, list[str]]:
+    """Return the lines of everything that a case has left: exit codes, outputs and files."""
     content = json.loads((record / "record.json").read_text())
     places = content["places"]
-    lines: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {"deleted": content["deleted"]}
     for number, step in enumerate(content["steps"], start=1):
         if "code" in step:
             lines[f"{number} code"] = [str(step["code"])]
         for name in ("stdout", "stderr"):
             if step.get(name):
                 lines[f"{number} {name}"] = text_lines(step[name], places)
-    lines["deleted"] = content["deleted"]
     for name, kind in content["others"].items():
         lines[f"file {name}"] = [f"({clean(kind, places)})"]
     for path in sorted((record / "files").rglob("*")):
         if path.is_file():
             lines[f"file {path.relative_to(record / 'files').as_posix()}"] = file_lines(path, places)
-    for pattern in varies:
-        lines = {name: [re.sub(pattern, "VARIES", line) for line in found] for name, found in lines.items()}
     return lines
+
+
+def without(lines: Sequence[str], varying: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines in which regular expressions, which may be about several lines, are replaced."""
+    text = "\n".join(lines)
+    for pattern, replacement in varying:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text.split("\n") if lines else []
 
 
 def clean(text: str, places: Mapping[str, str]) -> str:
@@ -97,18 +100,20 @@ def file_lines(path: Path, places: Mapping[str, str]) -> list[str]:
                     return [line for key in sorted(file) for line in array_lines(key, file[key], places)]
             case ".safetensors":
                 return list(without_varying(tensor_lines(path, places), path.name))
-            case ".html" | ".svg":
+            case ".html":
                 return html_lines(path.read_text(encoding="utf-8"), places)
+            case ".svg":
+                return svg_lines(path.read_text(encoding="utf-8"), places)
             case ".csv":
                 return csv_lines(path.read_text(encoding="utf-8"), places)
         return text_lines(path.read_text(encoding="utf-8"), places)
-    except (ValueError, OSError, UnicodeDecodeError) as error:
+    except Exception as error:  # a damaged file: each reader has errors of its own
         return [f"(not read as {path.suffix}: {type(error).__name__})", *byte_lines(path, places)]
 
 
 def byte_lines(path: Path, places: Mapping[str, str]) -> list[str]:
     """Return the lines of a damaged text file, or the size and checksum of a binary file."""
-    data = path.read_bytes() if path.stat().st_size < 10**9 else b""
+    data = path.read_bytes()
     try:
         return text_lines(data.decode(), places)
     except UnicodeDecodeError:
@@ -155,18 +160,14 @@ def array_lines(name: str, array: np.ndarray[Any, Any], places: Mapping[str, str
 
 def tensor_lines(path: Path, places: Mapping[str, str]) -> Iterator[str]:
     """Yield the metadata and tensors of a safetensors file."""
-    try:
-        with safe_open(path, "numpy") as file:
-            for key, value in sorted((file.metadata() or {}).items()):
-                yield from metadata_lines(f"metadata.{key}", value, places)
-            for key in sorted(file.keys()):  # it has no iterator
-                array = file.get_tensor(key)
-                yield from array_lines(key, array, places)
-                if array.dtype == np.uint8:
-                    yield from metadata_lines(key, array.tobytes().decode(errors="replace"), places)
-    except Exception as error:  # of safetensors, which has its own
-        yield f"(not read as .safetensors: {type(error).__name__})"
-        yield from byte_lines(path, places)
+    with safe_open(path, "numpy") as file:
+        for key, value in sorted((file.metadata() or {}).items()):
+            yield from metadata_lines(f"metadata.{key}", value, places)
+        for key in sorted(file.keys()):  # it has no iterator
+            array = file.get_tensor(key)
+            yield from array_lines(key, array, places)
+            if array.dtype == np.uint8:
+                yield from metadata_lines(key, array.tobytes().decode(errors="replace"), places)
 
 
 def metadata_lines(key: str, value: str, places: Mapping[str, str]) -> Iterator[str]:
@@ -199,6 +200,18 @@ def html_lines(text: str, places: Mapping[str, str]) -> list[str]:
     """Return one line per tag or text, with embedded images as checksums."""
 
     def digest(match: re.Match[str]) -> str:
-        return f"{match[1]}sha256-{hashlib.sha256(match[2].encode()).hexdigest()[:16]}"
+        content = base64.b64decode(match[2])
+        if "svg" in match[1]:
+            content = "\n".join(svg_lines(content.decode(), places)).encode()
+        return f"{match[1]}sha256-{hashlib.sha256(content).hexdigest()[:16]}"
 
     return clean(EMBEDDED.sub(digest, text), places).replace("<", "\n<").splitlines()
+
+
+def svg_lines(text: str, places: Mapping[str, str]) -> list[str]:
+    """Return the lines of a drawing. If its axis is time, they are its different lines without numbers
+    and the sides on which labels are."""
+    if "training time" not in text:
+        return text_lines(text, places)
+    without_numbers = re.sub(r"-?\d[\d.]*|text-anchor: \w+", "N", clean(text, places))
+    return sorted(set(without_numbers.splitlines()))
