@@ -22,7 +22,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from probmcl.audit.duplicates.hashing import fingerprint
+from probmcl.audit.duplicates.hashing import image_fingerprint
 from probmcl.data.jpeg_damage import jpeg_damage
 from rounds import alternate, median_ratio
 
@@ -197,7 +197,7 @@ def cost(paths: Sequence[Path], rounds: int) -> float:
     def read_all() -> float:
         start = time.process_time()
         for path in paths:
-            fingerprint(path)
+            image_fingerprint(path)
         return time.process_time() - start
 
     times = alternate({"detector": detect, "pass with the detector": read_all}, rounds, "s of CPU")

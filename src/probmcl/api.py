@@ -76,7 +76,7 @@ def check(options: CheckOptions) -> DataAudit:
     source = DataSource.of(options.data, options.images, options.read)
     workers = default_workers() if options.workers is None else options.workers
     console = options.console or Console()
-    result = audit.check(source, options.checks, seed=options.seed, workers=workers, console=console)
+    result = audit.audit_data(source, options.checks, seed=options.seed, workers=workers, console=console)
     return replace(result, data=str(options.data))
 
 

@@ -15,7 +15,7 @@ from rich.console import Console as RichConsole
 from helpers import photographs
 from probmcl.audit import prepare as audit
 from probmcl.audit.duplicates import search
-from probmcl.audit.prepare import PreparedData, check, prepare_data, read_again
+from probmcl.audit.prepare import PreparedData, audit_data, prepare_data, read_again
 from probmcl.console import Console
 from probmcl.data.records import SPLITS
 from probmcl.errors import DataError, OptionError, Question, Reading
@@ -210,7 +210,7 @@ def test_present_class_with_absent_parent_is_a_warning(tmp_path: Path) -> None:
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
     source = DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv"))
-    report = check(source, console=recording_console()).to_dict()
+    report = audit_data(source, console=recording_console()).to_dict()
     for text in (texts(report, "warning"), report["summary"]):
         assert "in 2 images (first: row 6)" in text
     assert sum(report["per_class"]["building"]["present"].values()) == 8
@@ -221,7 +221,7 @@ def test_minus_one_is_counted_as_its_mapped_state(tmp_path: Path) -> None:
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
     table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
     source = DataSource.of(table, None, ReadOptions(minus_one=("negative",)))
-    report = check(source, console=recording_console()).to_dict()
+    report = audit_data(source, console=recording_console()).to_dict()
     per_class = report["per_class"]["roof"]
     assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
     assert sum(per_class["uncertain"].values()) == 0
@@ -246,7 +246,7 @@ def test_intensity_range_of_16_bit_images_is_measured(tmp_path: Path) -> None:
 
 def checked(table: Path, **checks: Any) -> dict[str, Any]:
     source = DataSource.of(table, None, ReadOptions())
-    return check(source, DataChecks(**checks), console=recording_console()).to_dict()
+    return audit_data(source, DataChecks(**checks), console=recording_console()).to_dict()
 
 
 def texts(report: dict[str, Any], level: str) -> str:

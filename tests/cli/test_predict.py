@@ -11,7 +11,7 @@ from helpers.commands import main
 from helpers.images import colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
-from probmcl.cli.predict import lines
+from probmcl.cli.predict import prediction_lines
 from probmcl.inference import Predictions, load
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
@@ -74,7 +74,7 @@ def test_without_a_file_one_line_per_image_is_printed(
     (photos / "2.png").write_bytes(b"")
     predict(run, photos)
     captured = capsys.readouterr()
-    assert captured.out.splitlines() == list(lines(load(run).predict(photos)))
+    assert captured.out.splitlines() == list(prediction_lines(load(run).predict(photos)))
     assert captured.out.splitlines()[2] == f"{photos / '2.png'}: ERROR: the file is empty"
     assert "1 of 6 images could not be read" in captured.err
 
@@ -82,7 +82,7 @@ def test_without_a_file_one_line_per_image_is_printed(
 def test_a_line_has_the_predicted_classes_by_probability() -> None:
     scores = np.array([[0.7, 0.2, 0.934], [0.5, 0.1, 0.3]], dtype=np.float32)
     predictions = Predictions(("cat", "dog", ":bus:"), (Path("a [b].jpg"), Path("c.jpg")), scores, 0.5, (None, None))
-    first, second = lines(predictions)
+    first, second = prediction_lines(predictions)
     assert first == "a [b].jpg: :bus: 0.93, cat 0.70"
     assert second == "c.jpg: no labels; most probable: cat 0.50"
 

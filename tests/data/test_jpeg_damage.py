@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probmcl.audit.duplicates.hashing import fingerprint, fingerprints
+from probmcl.audit.duplicates.hashing import fingerprints, image_fingerprint
 from probmcl.audit.duplicates.result_cache import ResultCache
 from probmcl.data.images import read_image
 from probmcl.data.jpeg_damage import jpeg_damage, scan_count
@@ -240,7 +240,7 @@ def test_other_bytes_than_zeros_before_the_end_are_damage() -> None:
 
 def test_missing_end_marker_is_an_error_and_not_damage(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(PLAIN[:-2])
-    assert fingerprint(tmp_path / "a.jpg").reason == "image file is truncated (no end marker)"
+    assert image_fingerprint(tmp_path / "a.jpg").reason == "image file is truncated (no end marker)"
 
 
 def test_damage_is_part_of_the_fingerprint_and_cached(tmp_path: Path) -> None:
@@ -250,6 +250,6 @@ def test_damage_is_part_of_the_fingerprint_and_cached(tmp_path: Path) -> None:
     read_image(paths[0]).save(paths[2])
     cache = ResultCache(tmp_path / "cache.sqlite")
     expected = [None, TOO_SHORT, None]
-    assert [fingerprint(path).damage for path in paths] == expected
+    assert [image_fingerprint(path).damage for path in paths] == expected
     for _ in range(2):
         assert [found.damage for found in fingerprints(paths, cache=cache)] == expected

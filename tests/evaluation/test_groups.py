@@ -6,7 +6,7 @@ import pytest
 from probmcl.errors import DataError
 from probmcl.evaluation import area_under_roc, average_precision, centered, interval, resamples
 from probmcl.evaluation.bootstrap import bootstrapped_areas, resamples_in_blocks
-from probmcl.evaluation.groups import ScoredRows, by_value, sorted_values, value_of_groups, with_interval
+from probmcl.evaluation.groups import ScoredRows, evaluate_by_value, sorted_values, value_of_groups, with_interval
 
 
 def slides() -> ScoredRows:
@@ -126,7 +126,7 @@ def test_undefined_metrics_are_none() -> None:
 
 def test_each_value_is_scored_separately() -> None:
     rows, values = random_rows(), ["south", "north ", ""] * 20
-    result = by_value(rows, values, draws=50, seed=0)
+    result = evaluate_by_value(rows, values, draws=50, seed=0)
     assert list(result) == ["north", "south", "(blank)"]
     for number, value in enumerate(("south", "north", "(blank)")):
         subset = rows.take(np.arange(number, 60, 3))
@@ -136,7 +136,7 @@ def test_each_value_is_scored_separately() -> None:
 
 def test_progress_counts_every_class_of_every_value() -> None:
     progress: list[int] = []
-    by_value(random_rows(), ["a"] * 59 + ["b"], draws=3, seed=0, advance=progress.append)
+    evaluate_by_value(random_rows(), ["a"] * 59 + ["b"], draws=3, seed=0, advance=progress.append)
     assert sum(progress) == 2 * 3
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.photographs import photograph
-from probmcl.audit.duplicates.hashing import fingerprint
+from probmcl.audit.duplicates.hashing import image_fingerprint
 from probmcl.data.images import gray_values, read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.data.jpeg_damage import DAMAGE, jpeg_damage
@@ -147,7 +147,7 @@ def read_in_every_way(path: Path) -> None:
     for way in ways:
         with contextlib.suppress(ImageError):
             way()
-    found = fingerprint(path, intensity)
+    found = image_fingerprint(path, intensity)
     assert found.reason != ""
     event("error" if found.reason else "damaged" if found.damage else "image")
 

@@ -7,7 +7,7 @@ import torch
 
 from probmcl.errors import RunError
 from probmcl.neighbors import TrainingImages
-from probmcl.neighbors.training_images import image_root, relative_path
+from probmcl.neighbors.training_images import common_image_folder, relative_path
 
 
 def made(count: int = 50) -> TrainingImages:
@@ -83,5 +83,5 @@ def test_features_that_cannot_be_compared_are_an_error(features: torch.Tensor, p
 
 def test_paths_are_relative_to_the_folder_of_all_images() -> None:
     paths = ["/data/photos/a/1.jpg", "/data/photos/2.jpg"]
-    assert [relative_path(path, image_root(paths)) for path in paths] == ["a/1.jpg", "2.jpg"]
-    assert image_root(["1.jpg"]) == Path()
+    assert [relative_path(path, common_image_folder(paths)) for path in paths] == ["a/1.jpg", "2.jpg"]
+    assert common_image_folder(["1.jpg"]) == Path()

@@ -5,11 +5,11 @@ import pytest
 from helpers.layouts import write_layout
 from probmcl.data.records import Missing
 from probmcl.errors import DataError
-from probmcl.readers.annotations import find_images, image_root, json_keys, others_left_out, refuse_shared
+from probmcl.readers.annotations import find_annotated_images, image_root, json_keys, others_left_out, refuse_shared
 
 
 def found(folder: Path, *names: str, missing: Missing = "error") -> list[str]:
-    paths = find_images(folder, names, source=folder / "labels", remedy="copy them", missing=missing)
+    paths = find_annotated_images(folder, names, source=folder / "labels", remedy="copy them", missing=missing)
     return [path.relative_to(folder).as_posix() for path in paths]
 
 

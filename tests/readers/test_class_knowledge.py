@@ -108,7 +108,7 @@ def test_missing_column_is_refused(tmp_path: Path, header: str, missing: str) ->
 def test_file_of_conceptnet_is_refused_by_its_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = '/a/[/r/AtLocation/,/c/en/dog/,/c/en/car/]\t/r/AtLocation\t/c/en/dog\t/c/en/car\t{"weight": 1.0}\n'
     path = write(tmp_path, line)
-    monkeypatch.setattr("probmcl.readers.class_knowledge.load", None)  # the file must not be loaded
+    monkeypatch.setattr("probmcl.readers.class_knowledge.load_spreadsheet", None)  # the file must not be loaded
     with pytest.raises(DataError, match=r"row 1: starts with '/a/\['.*'start,end,weight'") as caught:
         label_knowledge(path, NAMES)
     assert str(caught.value).startswith(f"{path}, ")

@@ -10,7 +10,7 @@ from helpers.excel import workbook
 from helpers.tables import Write, labels_of, refused, states_of
 from probmcl.errors import DataError
 from probmcl.readers.read import read
-from probmcl.readers.spreadsheet import OPEN_CELL, load
+from probmcl.readers.spreadsheet import OPEN_CELL, load_spreadsheet
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
 
@@ -278,13 +278,16 @@ def test_lines_above_the_header_are_skipped(write: Write, top: str) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_header_may_contain_line_ends(write: Write, end: str) -> None:
-    table = load(write(f'"file{end}name","lab{end}els"{end}0.jpg,cat{end}'), lambda columns: True)
+    table = load_spreadsheet(write(f'"file{end}name","lab{end}els"{end}0.jpg,cat{end}'), lambda columns: True)
     assert table.columns == (f"file{end}name", f"lab{end}els")
     assert table.data == (["0.jpg"], ["cat"])
 
 
 def test_quotation_mark_in_a_title_does_not_hide_the_header(write: Write) -> None:
-    assert load(write('Tiles of 5"\nfile,label\n0.jpg,cat\n'), lambda columns: True).columns == ("file", "label")
+    assert load_spreadsheet(write('Tiles of 5"\nfile,label\n0.jpg,cat\n'), lambda columns: True).columns == (
+        "file",
+        "label",
+    )
 
 
 @pytest.mark.parametrize("text", ["\t", " ", '"', ', "', ',"""'])

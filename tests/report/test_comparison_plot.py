@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox
 
 from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row
 from probmcl.experiments.results import Comparison
-from probmcl.report.comparison_plot import COLORS, TICKS, draw, place_label, to_svg
+from probmcl.report.comparison_plot import COLORS, TICKS, draw_comparison, place_label, to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 HEADS = ("own head", "re-probed")
@@ -35,7 +35,7 @@ def many(number: int, *, spread: float) -> Comparison:
 
 
 def axes_of(comparison: Comparison) -> Axes:
-    return draw(comparison).axes[0]
+    return draw_comparison(comparison).axes[0]
 
 
 def labels(axes: Axes) -> list[Text]:
@@ -193,7 +193,7 @@ def test_zero_time_is_drawn_at_a_tenth_of_a_second() -> None:
 
 
 def test_many_rows_make_the_plot_taller() -> None:
-    heights = [draw(many(number, spread=1.0)).get_figheight() for number in (2, 12, 40)]
+    heights = [draw_comparison(many(number, spread=1.0)).get_figheight() for number in (2, 12, 40)]
     assert heights[0] == heights[1] < heights[2]
 
 

@@ -15,12 +15,12 @@ from helpers.rows import demo_comparison, made_best, made_comparison, made_froze
 from probmcl.experiments.results import Comparison, Row
 from probmcl.report.comparison_tables import (
     SECTIONS,
+    comparison_bibtex,
+    comparison_csv,
+    comparison_latex,
+    comparison_markdown,
     comparison_tables,
     references,
-    to_bibtex,
-    to_csv,
-    to_latex,
-    to_markdown,
 )
 from probmcl.tables import Table, to_rich
 
@@ -96,15 +96,18 @@ def test_comparison_needs_exactly_one_frozen_probe(rows: tuple[Row, ...]) -> Non
 def test_every_caption_has_the_conditions(changes: dict[str, Any], conditions: list[str]) -> None:
     comparison = dataclasses.replace(DEMO, **changes)
     texts = [" ".join(shown(table).split()) for table in terminal(comparison)]
-    texts += to_markdown(comparison).split("### ")[1 : 1 + len(SECTIONS)]
-    texts += re.findall(r"\\caption\{.*", to_latex(comparison))
+    texts += comparison_markdown(comparison).split("### ")[1 : 1 + len(SECTIONS)]
+    texts += re.findall(r"\\caption\{.*", comparison_latex(comparison))
     assert len(texts) == 3 * len(SECTIONS)
     assert all(condition in text for condition in conditions for text in texts)
 
 
 def test_tuned_comparison_is_never_called_untuned() -> None:
     tuned = dataclasses.replace(DEMO, trials=2)
-    assert not any("untuned" in text for text in (to_markdown(tuned), to_latex(tuned), *map(shown, terminal(tuned))))
+    assert not any(
+        "untuned" in text
+        for text in (comparison_markdown(tuned), comparison_latex(tuned), *map(shown, terminal(tuned)))
+    )
 
 
 NOTED = made_comparison(
@@ -126,8 +129,8 @@ def test_note_appears_once_below_each_table_that_it_applies_to(key: str) -> None
     number = list(SECTIONS).index(key)
     texts = [
         " ".join(shown(terminal(NOTED)[number], 200).split()),
-        to_markdown(NOTED).split("### ")[1 + number].replace("\\", ""),
-        to_latex(NOTED).split(r"\end{table*}")[number].replace("\\", ""),
+        comparison_markdown(NOTED).split("### ")[1 + number].replace("\\", ""),
+        comparison_latex(NOTED).split(r"\end{table*}")[number].replace("\\", ""),
     ]
     for text in texts:
         assert text.count("pla, own head; ") == (note is not None)
@@ -135,8 +138,10 @@ def test_note_appears_once_below_each_table_that_it_applies_to(key: str) -> None
 
 
 def test_only_the_conditions_are_below_a_table_without_notes() -> None:
-    assert r"\smallskip" not in to_latex(DEMO)
-    assert all(part.rstrip().endswith("of images") for part in to_markdown(DEMO).split("### ")[1 : 1 + len(SECTIONS)])
+    assert r"\smallskip" not in comparison_latex(DEMO)
+    assert all(
+        part.rstrip().endswith("of images") for part in comparison_markdown(DEMO).split("### ")[1 : 1 + len(SECTIONS)]
+    )
 
 
 # Terminal.
@@ -199,13 +204,15 @@ def test_column_without_numbers_has_dashes_and_no_bold_cell() -> None:
 
 def test_scores_are_in_percent_with_intervals() -> None:
     row = made_best("x", mAP=0.7912, interval=(0.7784, 0.8031), over_seeds=0.0021, gain_p=0.0004)
-    (cells, *_) = lines_of(to_markdown(made_comparison(made_frozen(0.7612), row)), "x, own head")
+    (cells, *_) = lines_of(comparison_markdown(made_comparison(made_frozen(0.7612), row)), "x, own head")
     assert cells[1:] == ["**79.1**", "**79.1 [77.8, 80.3]**", "**94.1**", "± 0.2", "**+3.0 [+2.0, +4.0]**", "<0.001"]
 
 
 def test_costs_have_units() -> None:
     row = made_best("x", seconds=754.0, parameters=44_904_512, gmac=31.2, peak_memory=None, training_speed=4.26)
-    cells = lines_of(to_markdown(made_comparison(made_frozen(), row)), "x, own head")[list(SECTIONS).index("cost")]
+    cells = lines_of(comparison_markdown(made_comparison(made_frozen(), row)), "x, own head")[
+        list(SECTIONS).index("cost")
+    ]
     assert cells[1:] == ["13 min", "4.3", "188", "–", "45", "31"]
 
 
@@ -213,7 +220,7 @@ def test_costs_have_units() -> None:
 
 
 def read_csv(comparison: Comparison) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(to_csv(comparison))))
+    return list(csv.DictReader(io.StringIO(comparison_csv(comparison))))
 
 
 def test_csv_has_every_field_of_every_row_exactly() -> None:
@@ -235,7 +242,7 @@ def test_csv_repeats_the_conditions_in_every_line() -> None:
     assert {(line["trials"], line["draws"], line["groups"], line["data"]) for line in read_csv(DEMO)} == {
         ("1", "2000", "", "voc")
     }
-    header = to_csv(DEMO).splitlines()[0].split(",")
+    header = comparison_csv(DEMO).splitlines()[0].split(",")
     assert len(header) == len(set(header))
 
 
@@ -250,10 +257,10 @@ def test_csv_quotes_commas_quotes_and_line_breaks() -> None:
 @pytest.mark.parametrize(
     ("name", "render"),
     [
-        ("comparison.csv", to_csv),
-        ("comparison.md", to_markdown),
-        ("comparison.tex", to_latex),
-        ("methods.bib", to_bibtex),
+        ("comparison.csv", comparison_csv),
+        ("comparison.md", comparison_markdown),
+        ("comparison.tex", comparison_latex),
+        ("methods.bib", comparison_bibtex),
     ],
 )
 def test_files_match_the_expected_output(name: str, render: Callable[[Comparison], str]) -> None:
@@ -265,15 +272,17 @@ def test_files_match_the_expected_output(name: str, render: Callable[[Comparison
 
 
 def test_markdown_lists_methods_that_were_left_out() -> None:
-    assert to_markdown(DEMO).endswith("### Left out\n\n- kmcl diverged at step 40 with each of its learning rates.\n")
-    assert "Left out" not in to_markdown(made_comparison(made_frozen()))
+    assert comparison_markdown(DEMO).endswith(
+        "### Left out\n\n- kmcl diverged at step 40 with each of its learning rates.\n"
+    )
+    assert "Left out" not in comparison_markdown(made_comparison(made_frozen()))
 
 
 # LaTeX.
 
 
 def test_latex_tables_are_complete() -> None:
-    text = to_latex(DEMO)
+    text = comparison_latex(DEMO)
     tables = re.findall(r"\\begin\{table\*\}(.*?)\\end\{table\*\}", text, re.DOTALL)
     assert len(tables) == len(SECTIONS) == text.count(r"\begin{") / 2
     for key, table in zip(SECTIONS, tables, strict=True):
@@ -288,7 +297,9 @@ def test_latex_tables_are_complete() -> None:
 
 def test_latex_sets_signs_in_math_mode_and_the_best_in_bold() -> None:
     row = made_best("x", gain=-0.012, gain_interval=(-0.02, 0.001), over_seeds=0.002)
-    line = next(line for line in to_latex(made_comparison(made_frozen(), row)).splitlines() if line.startswith("x,"))
+    line = next(
+        line for line in comparison_latex(made_comparison(made_frozen(), row)).splitlines() if line.startswith("x,")
+    )
     assert line == (
         r"x, own head & \textbf{82.0} & \textbf{82.0 [80.8, 83.1]} & \textbf{97.0} & $\pm$ 0.2 & "
         r"\textbf{$-$1.2 [$-$2.0, +0.1]} & 0.004 \\"
@@ -297,7 +308,7 @@ def test_latex_sets_signs_in_math_mode_and_the_best_in_bold() -> None:
 
 def test_latex_cites_only_entries_of_the_bibliography() -> None:
     rows = [made_frozen(), made_best("asl", reference="ridnik2021asl"), made_row("x", reference="missing2020")]
-    text = to_latex(made_comparison(*rows))
+    text = comparison_latex(made_comparison(*rows))
     assert set(re.findall(r"\\cite\{(.*?)\}", text)) == {"ridnik2021asl"}
     assert text.count(r"asl, own head~\cite{ridnik2021asl} &") == len(SECTIONS)
 
@@ -306,13 +317,13 @@ def test_latex_cites_only_entries_of_the_bibliography() -> None:
 
 
 def test_bibliography_has_each_cited_entry_once() -> None:
-    keys = re.findall(r"^@\w+\{(.*),$", to_bibtex(DEMO), re.MULTILINE)
+    keys = re.findall(r"^@\w+\{(.*),$", comparison_bibtex(DEMO), re.MULTILINE)
     assert keys == ["ridnik2021asl", "sajedi2024probmcl", "chen2019mlgcn"]
 
 
 def test_bibliography_has_probmcl_only_if_it_was_compared() -> None:
     others = [row for row in DEMO.rows if row.method != "probmcl"]
-    assert "sajedi2024probmcl" not in to_bibtex(dataclasses.replace(DEMO, rows=tuple(others)))
+    assert "sajedi2024probmcl" not in comparison_bibtex(dataclasses.replace(DEMO, rows=tuple(others)))
 
 
 def test_entries_are_complete() -> None:
@@ -324,13 +335,13 @@ def test_entries_are_complete() -> None:
 
 
 def test_reference_without_an_entry_is_a_comment() -> None:
-    text = to_bibtex(made_comparison(made_frozen(), made_best(reference="missing2020")))
+    text = comparison_bibtex(made_comparison(made_frozen(), made_best(reference="missing2020")))
     assert text.startswith("% ")
     assert "missing2020" in text
 
 
 def test_bibliography_is_empty_without_citations() -> None:
-    assert to_bibtex(made_comparison(made_frozen())) == ""
+    assert comparison_bibtex(made_comparison(made_frozen())) == ""
 
 
 @pytest.mark.parametrize("module", ["comparison_tables", "comparison_plot", "comparison"])

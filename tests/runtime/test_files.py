@@ -89,7 +89,7 @@ def test_large_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for limit in ("MAX_JSON", "MAX_TEXT", "MAX_TABLE"):
         monkeypatch.setattr(files, limit, 10)
     (tmp_path / "x").write_text('{"a": 12345}')
-    for read in (files.read_json, files.read_text, lambda path: list(files.read_table(path))):
+    for read in (files.read_json, files.read_text, lambda path: list(files.read_csv_rows(path))):
         with pytest.raises(RunError, match="x has 12 bytes; the limit is 10"):
             read(tmp_path / "x")
 
@@ -100,7 +100,7 @@ def test_large_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_damaged_table_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(RunError, match=r"x\.csv, line [0-9]+: .*damaged"):
-        list(files.read_table(tmp_path / "x.csv"))
+        list(files.read_csv_rows(tmp_path / "x.csv"))
 
 
 @pytest.mark.parametrize(

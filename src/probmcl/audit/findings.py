@@ -51,10 +51,10 @@ class Finding:
     readings: tuple[Reading, ...] = ()
 
 
-def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked"]:
+def audit_verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked"]:
     """Return the overall verdict, determined by the most serious finding.
 
-    >>> verdict([Finding("note", "near_duplicates", "a"), Finding("warning", "imbalance", "b")])
+    >>> audit_verdict([Finding("note", "near_duplicates", "a"), Finding("warning", "imbalance", "b")])
     'warnings'
     """
     levels = {finding.level for finding in findings}

@@ -149,7 +149,7 @@ def _audit_once(records: Records, audit: Callable[[], _Accepted]) -> _Accepted:
     return _Accepted(decision.apply(records), decision, signatures=())
 
 
-def check(
+def audit_data(
     source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
 ) -> DataAudit:
     """Audit the data like `prepare_data`, and return all findings instead of raising an error. No file is changed.

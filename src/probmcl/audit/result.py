@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from probmcl.audit.findings import Finding, verdict
+from probmcl.audit.findings import Finding, audit_verdict
 from probmcl.audit.statistics import AuditStatistics
 from probmcl.errors import counted, listed
 from probmcl.runtime.files import write_json
@@ -45,7 +45,7 @@ class DataAudit:
     @property
     def verdict(self) -> Literal["fine", "warnings", "blocked"]:
         """The most serious level of the findings; `train` refuses the data if this is "blocked"."""
-        return verdict(self.findings)
+        return audit_verdict(self.findings)
 
     @property
     def ok(self) -> bool:

@@ -12,7 +12,7 @@ from probmcl.data.records import Records
 from probmcl.data.splitting import Sets, folds, make_splits, taken_from_train, with_fold
 from probmcl.errors import OptionError
 from probmcl.readers.options import DataChecks
-from probmcl.readers.spreadsheet import load
+from probmcl.readers.spreadsheet import load_spreadsheet
 
 
 class SplitRecords(NamedTuple):
@@ -39,7 +39,7 @@ def split_records(
     if file is None:
         result = make_splits(records, seed=seed, together=together)
         return SplitRecords(result, taken_from_train(records, result, seed))
-    columns = load(file, lambda names: "path" in names, most=0).columns
+    columns = load_spreadsheet(file, lambda names: "path" in names, most=0).columns
     if "fold" in columns and "split" not in columns:
         raise OptionError("split_file", file, "has folds; choose the test fold with `fold=K`")
     return SplitRecords(read_splits(records, file, left_out=left_out), f"splits from {file}")

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from probmcl.data.records import SPLITS, Records
 from probmcl.errors import LISTED, DataError, counted, listing, quoted
-from probmcl.readers.spreadsheet import Cell, Table, load, only_column
+from probmcl.readers.spreadsheet import Spreadsheet, SpreadsheetCell, load_spreadsheet, only_column
 
 
 def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
@@ -40,12 +40,12 @@ def read_folds(records: Records, path: Path, *, left_out: Collection[Path] = ())
     return fold_of
 
 
-def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
+def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[SpreadsheetCell]:
     """Return each image's cell in a column. The file must list every image, and no others except `left_out`."""
     ignored = {os.path.realpath(image) for image in left_out}
-    table = load(path, lambda columns: {"path", column} <= set(columns))
+    table = load_spreadsheet(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
-    cells: dict[int, Cell] = {}
+    cells: dict[int, SpreadsheetCell] = {}
     for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
         if not rows and ignored.intersection(_possible_paths(name, path)):
             continue
@@ -64,14 +64,14 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
     return [cells[row] for row in range(len(records))]
 
 
-def _column(table: Table, name: str) -> str:
+def _column(table: Spreadsheet, name: str) -> str:
     column = only_column(table, [name], set(), "rename one")
     if column is None:
         raise DataError(f"{table.path}, row 1: there is no column {name!r}, only {quoted(table.columns)}; rename one")
     return column
 
 
-def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
+def _rows(records: Records, path: Path, names: Sequence[SpreadsheetCell]) -> list[list[int]]:
     verbatim = _rows_by_name(map(str, records.paths))
     rows = [verbatim.get(name.text, []) for name in names]
     if all(rows):  # resolving a million paths takes a minute
@@ -83,7 +83,7 @@ def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]
     ]
 
 
-def _possible_paths(name: Cell, path: Path) -> list[str]:
+def _possible_paths(name: SpreadsheetCell, path: Path) -> list[str]:
     return [os.path.realpath(folder / name.text) for folder in (path.parent, Path())]
 
 

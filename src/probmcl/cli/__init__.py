@@ -17,7 +17,7 @@ import cyclopts
 from probmcl.cli.commands import COMMANDS
 from probmcl.cli.options import format_error
 from probmcl.cli.spelling import reading_lines, spell_options
-from probmcl.cli.terminal import escape_missing_characters, is_main_process
+from probmcl.cli.terminal import escape_missing_characters, is_rank_zero
 from probmcl.errors import Question, printable
 from probmcl.runtime.machine import keep_freed_memory
 from probmcl.runtime.signals import discard_output, exit_on_signals
@@ -64,7 +64,7 @@ def main() -> None:
         discard_output([1])
         sys.exit(1)  # like rich
     except KeyboardInterrupt as interrupt:
-        if is_main_process():
+        if is_rank_zero():
             print(printable("; ".join(["interrupted", *map(str, interrupt.args)])), file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except Question as question:
@@ -83,7 +83,7 @@ def main() -> None:
 def _fail(message: str) -> NoReturn:
     """Print a message and exit. Under torchrun, only rank 0 prints; other ranks write it for torchrun's summary."""
     summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if is_main_process():
+    if is_rank_zero():
         print(f"probmcl: {printable(message)}", file=sys.stderr)  # noqa: T201
     elif summary:  # rank 0 may have no error to print
         Path(summary).write_text(

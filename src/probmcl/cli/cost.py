@@ -77,7 +77,7 @@ def command(
     if paper:
         _show_paper(console, out)
         return
-    from probmcl.cost.rows import cost_rows, parse_methods
+    from probmcl.cost.rows import cost_rows, parse_cost_methods
     from probmcl.cost.speed import MeasureOptions
     from probmcl.encoders import describe_encoder
     from probmcl.methods import METHODS
@@ -85,7 +85,7 @@ def command(
     from probmcl.runtime.machine import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
-    specs = parse_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)
+    specs = parse_cost_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)
     encoders = encoders or (CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER,)
     for name in encoders:
         if name in METHODS:

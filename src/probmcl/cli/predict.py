@@ -95,7 +95,7 @@ def command(own: PredictCommand, given: Given) -> None:
 def _print_predictions(blocks: Iterator["Predictions"], own: PredictCommand) -> None:
     output = command_console()
     if own.format == "full":
-        for line in itertools.chain.from_iterable(map(lines, blocks)):
+        for line in itertools.chain.from_iterable(map(prediction_lines, blocks)):
             output.print_line(line)
         return
     # In a file or a pipe, a CSV table has tabs and line feeds in its cells.
@@ -124,7 +124,7 @@ def _where_reasons_are(own: PredictCommand, counts: "_Counts") -> str:
     return "see ERROR in the output" if own.out is None else f"see the error column in {own.out}"
 
 
-def lines(block: "Predictions") -> Iterator[str]:
+def prediction_lines(block: "Predictions") -> Iterator[str]:
     """Yield one line per image: the predicted classes by descending probability; if none, the most probable class."""
     from probmcl.inference.prediction import line
 

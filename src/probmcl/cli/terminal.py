@@ -13,11 +13,11 @@ def command_console(*, stderr: bool = False, holds_last: bool = False) -> Consol
     """Return a console that spells options as on the command line. Under torchrun, only rank 0 prints."""
     from rich.console import Console as RichConsole
 
-    output = RichConsole(quiet=not is_main_process(), stderr=stderr, emoji=False)
+    output = RichConsole(quiet=not is_rank_zero(), stderr=stderr, emoji=False)
     return Console(output, rewrite=spell_options, holds_last=holds_last)
 
 
-def is_main_process() -> bool:
+def is_rank_zero() -> bool:
     """Return whether this is the only process or, under torchrun, rank 0. It does not import torch."""
     return os.environ.get("RANK", "0") == "0"
 

@@ -26,10 +26,10 @@ from probmcl.settings import MethodSpec
 STEP_IMAGES = 8  # images in the counted step; comparing them costs almost nothing relative to the encoder
 
 
-def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[MethodSpec, ...]:
+def parse_cost_methods(names: Sequence[str], preset: str | None = None) -> tuple[MethodSpec, ...]:
     """Parse method names: `all`, or any form of `MethodSpec.parse`. `preset` applies to names without a preset.
 
-    >>> [spec.name for spec in parse_methods(["csra", "probmcl:paper", "csra"])]
+    >>> [spec.name for spec in parse_cost_methods(["csra", "probmcl:paper", "csra"])]
     ['csra', 'probmcl:paper']
     """
     specs: dict[str, MethodSpec] = {}

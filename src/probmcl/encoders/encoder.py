@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.encoders.weights import load, pretrained
+from probmcl.encoders.weights import load_weights, pretrained
 from probmcl.errors import SettingsError, counted, suggestion
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
@@ -196,5 +196,5 @@ def _build(name: str, cfg: dict[str, Any], weights: str | Path | None, image_siz
         return pretrained(name, cfg, size)
     model = timm.create_model(name, pretrained=False, num_classes=0, **size)
     if weights is not None:
-        load(model, Path(weights), cfg)
+        load_weights(model, Path(weights), cfg)
     return model

@@ -34,7 +34,7 @@ def pretrained(name: str, cfg: dict[str, Any], size: dict[str, Any]) -> Any:
         raise WeightsError(f"{path}: cannot be read ({error}); delete the file to download it again") from error
 
 
-def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
+def load_weights(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
     """Load the weights of a model from a run folder, or from a safetensors file with timm's parameter names."""
     path = path / MODEL if path.is_dir() else path
     try:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int32
 from torch import Tensor
 
-from probmcl.evaluation.entries import Array, Column, blocks, checked, class_columns
+from probmcl.evaluation.entries import Array, ClassEntries, blocks, checked, class_columns
 
 MAX_WEIGHTS = 2**26
 """Weights per block, a quarter of a gigabyte."""
@@ -147,7 +147,7 @@ def bootstrapped_precisions(
     return np.stack([_areas_of_class(c, [part])[0] if c.is_scored else undefined for c in columns], axis=1)
 
 
-def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
+def _areas_of_class(column: ClassEntries, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
     """Return AP and AUROC of one class in each resample; NaN without a positive or without a negative."""
     distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)
     below, not_above = (np.searchsorted(distinct, column.scores, side) for side in ("left", "right"))

@@ -24,7 +24,7 @@ class Entries(NamedTuple):
     known: Bool[Tensor, "N C"]
 
 
-class Column(NamedTuple):
+class ClassEntries(NamedTuple):
     """The entries of one class; `positive` implies `known`."""
 
     scores: Float[np.ndarray, " N"]
@@ -69,7 +69,7 @@ def _refuse(wrong: Bool[Tensor, "N C"], start: int, name: str, array: Tensor, ex
         raise ValueError(f"{entry}; expected {expected}, or known=False to exclude the entry")
 
 
-def class_columns(entries: Entries) -> Iterator[Column]:
+def class_columns(entries: Entries) -> Iterator[ClassEntries]:
     """Yield the classes as contiguous NumPy arrays; half precision is converted to float32."""
     # NumPy sorts values with SIMD and without indices, ten times faster than torch.sort, but lacks bfloat16.
     images, classes = entries.scores.shape
@@ -78,7 +78,7 @@ def class_columns(entries: Entries) -> Iterator[Column]:
         scores = entries.scores[:, columns].T.to(dtype).contiguous().numpy()  # (block, N)
         known = entries.known[:, columns].T.contiguous().numpy()
         positive = (entries.labels[:, columns].T == 1).contiguous().numpy() & known
-        yield from map(Column, scores, positive, known)
+        yield from map(ClassEntries, scores, positive, known)
 
 
 def blocks(length: int, width: int) -> Iterator[slice]:

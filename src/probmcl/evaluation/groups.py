@@ -185,7 +185,7 @@ def evaluate_rows(
         abstention = _abstention(rows, model, options)
         advance(classes)
         overall = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
-        by = by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
+        by = evaluate_by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
     shared = msgspec.structs.asdict(metrics) | {"images": overall.images}  # not the number of groups
     return Evaluation(
         **shared,
@@ -235,14 +235,14 @@ def with_interval(
     )
 
 
-def by_value(
+def evaluate_by_value(
     rows: ScoredRows, values: Sequence[str], *, draws: int, seed: int, advance: Callable[[int], None] | None = None
 ) -> dict[str, IntervalScores]:
     """Return `with_interval` for the rows with each value. Empty values are named `(blank)` and come last.
 
     >>> labels = np.array([[1.0], [0.0], [1.0]])
     >>> rows = ScoredRows(np.array([[0.9], [0.1], [0.5]]), labels, labels > -1)
-    >>> {value: part.images for value, part in by_value(rows, ["b", "a", ""], draws=0, seed=0).items()}
+    >>> {value: part.images for value, part in evaluate_by_value(rows, ["b", "a", ""], draws=0, seed=0).items()}
     {'a': 1, 'b': 1, '(blank)': 1}
     """
     names = np.array([value.strip() or BLANK for value in values])

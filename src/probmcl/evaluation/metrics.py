@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from probmcl.evaluation.decisions import precision_recall_f1
-from probmcl.evaluation.entries import Array, Column, checked, class_columns
+from probmcl.evaluation.entries import Array, ClassEntries, checked, class_columns
 
 
 def average_precision(
@@ -80,7 +80,7 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
     return torch.tensor(areas, dtype=torch.float64)
 
 
-def _roc_area(column: Column) -> float:
+def _roc_area(column: ClassEntries) -> float:
     # All values are integers until the final division, so the result does not depend on the order of the images.
     positives = np.sort(column.scores[column.positive])
     negatives = np.sort(column.scores[column.known & ~column.positive])

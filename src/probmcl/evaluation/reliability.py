@@ -8,7 +8,7 @@ from jaxtyping import Float64, Int
 from numpy import ndarray
 
 from probmcl.evaluation.bootstrap import fraction_interval
-from probmcl.evaluation.entries import Array, Column, checked, class_columns
+from probmcl.evaluation.entries import Array, ClassEntries, checked, class_columns
 from probmcl.runtime.files import nan_to_none
 from probmcl.store.evaluation import ClassReliability, ReliabilityDiagram, ReliabilitySummary
 
@@ -58,7 +58,7 @@ def reliability(probabilities: Array, labels: Array, known: Array | None = None)
     return Reliability(number.astype(np.int64), *measures)
 
 
-def _measure(column: Column) -> tuple[float, ...]:
+def _measure(column: ClassEntries) -> tuple[float, ...]:
     p, y = _known(column)
     if not len(p):
         return (0.0, *[np.nan] * 5)
@@ -67,7 +67,7 @@ def _measure(column: Column) -> tuple[float, ...]:
     return float(len(p)), ((p - y) ** 2).mean(), _log_loss(p, y), error, ((rate - y) ** 2).mean(), _log_loss(rate, y)
 
 
-def _known(column: Column) -> tuple[Float64[ndarray, " K"], Float64[ndarray, " K"]]:
+def _known(column: ClassEntries) -> tuple[Float64[ndarray, " K"], Float64[ndarray, " K"]]:
     p, y = column.scores[column.known].astype(np.float64), column.positive[column.known].astype(np.float64)
     if len(p) and not (p.min() >= 0 and p.max() <= 1):
         raise ValueError(f"probabilities must be between 0 and 1, got {p.min():g} to {p.max():g}")

@@ -11,7 +11,7 @@ from probmcl.data.records import Records
 from probmcl.errors import OptionError, RunWarning, SettingsError, check_range, counted
 from probmcl.methods import METHODS, find_method
 from probmcl.readers.options import DataSource
-from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
+from probmcl.run.budget import MAX_VIEWS, Costs, EpochPlan, Planner
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.runtime.digests import content_digest
 from probmcl.runtime.distributed import world_size
@@ -85,7 +85,7 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
         raise SettingsError('no methods to compare; use `methods=["bce", "asl", "probmcl"]` or `methods="all"`')
     if any(name.partition(":")[0] == "probe" for name in names):
         raise SettingsError("'probe' cannot be listed as a method: the frozen probe is part of every comparison")
-    specs = cost.parse_methods(names)
+    specs = cost.parse_cost_methods(names)
     for spec in specs:
         if spec.method not in METHODS and spec.name in METHODS:
             raise SettingsError(f"{spec.method} has the same name as the built-in method {spec.name}; rename it")
@@ -163,7 +163,7 @@ def planner(
     round_views = views_per_round(methods)
     first_trials = {job_key(spec.name, trial=1) for spec in methods}
 
-    def plan(costs: Costs, spent: float) -> Plan:
+    def plan(costs: Costs, spent: float) -> EpochPlan:
         later = [job for job in costs.jobs if job.key in first_trials]
         trained = [*costs.jobs, *later * (seeds - 1)]
         fixed = spent_before + seeds * (spent + costs.shared + sum(job.tested for job in later))
@@ -186,7 +186,7 @@ def planner(
             f"{counted(len(costs.jobs), 'training job')} and {counted(seeds, 'seed')} take about "
             f"{rough_duration(fixed + per_view * views)}"
         )
-        return Plan({job.key: job.training.epochs for job in jobs}, (message,), total_views)
+        return EpochPlan({job.key: job.training.epochs for job in jobs}, (message,), total_views)
 
     return plan
 
@@ -202,7 +202,7 @@ def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[st
     return chosen
 
 
-def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> ProtocolFingerprint:
+def protocol_fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> ProtocolFingerprint:
     """Return the fingerprint of a protocol.
 
     Images are identified by their path relative to their common folder and their size in bytes. The encoder's weights

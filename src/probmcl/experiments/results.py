@@ -32,7 +32,7 @@ class ComparedClassifier:
     training_speed: float | None  # views per second
     prediction_speed: float | None  # images per second
     peak_memory: int | None  # bytes used by a training step
-    fidelity: str  # see `probmcl.methods.base.Origin`; `own` for an external method
+    fidelity: str  # see `probmcl.methods.base.MethodOrigin`; `own` for an external method
     reference: str  # a key of references.bib, or empty
     note: str = ""  # a note on its mAP, usually empty; see `probmcl.methods.base.Classifier`
     emits_set: bool = False  # whether it predicts a set without thresholds; see `probmcl.methods.base.Classifier`

@@ -179,7 +179,7 @@ class ComparisonRunner:
         steps = protocol.fair_steps(len(self.records.rows("train")), views, (), spec.batch_size)
         budget = {"views": job.training.views, "trials": spec.trials, "steps": [*steps.values()]}
         checkpoint = RunFolder(run.folder).checkpoints / f"{FROZEN_PROBE.key}.safetensors"
-        return protocol.fingerprint(self.records, settings, checkpoint, budget)
+        return protocol.protocol_fingerprint(self.records, settings, checkpoint, budget)
 
     def _result(
         self, seed: int, run: Run, identity: CandidateId, fingerprint: ProtocolFingerprint, job: TrainingJob | None

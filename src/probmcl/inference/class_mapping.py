@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.errors import DataError, counted, quoted, suggestion
-from probmcl.readers.spreadsheet import load, read_text
+from probmcl.readers.spreadsheet import load_spreadsheet, read_encoded_text
 
 HEADERS = (("data", "model"), ("from", "to"))
 """Headers that define the column order of a rename file; with other headers, the names in the data come first."""
@@ -103,7 +103,7 @@ def read_renames(
 
 
 def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[tuple[str, str, str]]:
-    table = load(path, lambda columns: len(columns) == 2, row="class")
+    table = load_spreadsheet(path, lambda columns: len(columns) == 2, row="class")
     if len(table.columns) != 2:
         columns = f"{counted(len(table.columns), 'column')} ({quoted(table.columns)})"
         raise DataError(f"{path}: expected two columns, the name in the data and the name in the model, got {columns}")
@@ -119,7 +119,7 @@ def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[t
 def _read_object(path: Path) -> list[tuple[str, str, str]]:
     try:
         # A list of pairs, because a dictionary would silently drop all but the last of several equal names.
-        pairs: Any = json.loads(read_text(path), object_pairs_hook=list)
+        pairs: Any = json.loads(read_encoded_text(path), object_pairs_hook=list)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, row {error.lineno}: {error.msg}; the file must be a JSON object") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):

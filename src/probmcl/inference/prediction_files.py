@@ -40,13 +40,15 @@ def write_predictions(
     _write(path, WRITERS[path.suffix.lower()] if layout == "full" else _write_short, iter(blocks), raw_cells)
 
 
-def write_csv(path: Path, predictions: PredictionBlock, layout: Format = "full", *, raw_cells: bool = False) -> None:
+def write_predictions_csv(
+    path: Path, predictions: PredictionBlock, layout: Format = "full", *, raw_cells: bool = False
+) -> None:
     """Write a CSV file, whatever its suffix."""
     _refuse_unknown(layout)
     _write(path, _write_csv if layout == "full" else _write_short, iter([predictions]), raw_cells)
 
 
-def write_json(path: Path, predictions: PredictionBlock) -> None:
+def write_predictions_json(path: Path, predictions: PredictionBlock) -> None:
     """Write a JSON file, whatever its suffix."""
     _write(path, _write_json, iter([predictions]))
 

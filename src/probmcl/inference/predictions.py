@@ -140,14 +140,14 @@ class Predictions:
         A spreadsheet takes text that starts with =, +, - or @ for a formula. Such a path or name is written with a
         leading ', which `probmcl.readers.read` removes; `raw_cells` writes it unchanged.
         """
-        prediction_files.write_csv(Path(path), self, format, raw_cells=raw_cells)
+        prediction_files.write_predictions_csv(Path(path), self, format, raw_cells=raw_cells)
 
     def to_json(self, path: Path | str) -> None:
         """Write JSON with the threshold of each class and, per image, its uncertainty, probabilities and decisions.
 
         A decision is true, false or, if abstention leaves it open, null.
         """
-        prediction_files.write_json(Path(path), self)
+        prediction_files.write_predictions_json(Path(path), self)
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with the columns of the CSV file; requires pandas.

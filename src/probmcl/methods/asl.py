@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.losses import asymmetric
-from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, MethodOrigin
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ASL(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "ridnik2021asl", ("default",))
+    origin = MethodOrigin("authors' code", "ridnik2021asl", ("default",))
     config: Config
     reduction = "sum"
 

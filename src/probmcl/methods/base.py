@@ -33,7 +33,7 @@ class Step(NamedTuple):
 Fidelity = Literal["authors' code", "paper", "partly reconstructed", "standard"]
 
 
-class Origin(NamedTuple):
+class MethodOrigin(NamedTuple):
     """The publication that describes a method, and how closely this implementation follows it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Origin(NamedTuple):
     def of(self, preset: str) -> str:
         """Describe the fidelity of a preset.
 
-        >>> Origin("authors' code", "zhu2021csra", ("paper",)).of("default")
+        >>> MethodOrigin("authors' code", "zhu2021csra", ("paper",)).of("default")
         "authors' code, our settings"
         """
         ours = self.fidelity != "standard" and preset not in self.published
@@ -74,7 +74,7 @@ class Method(nn.Module, ABC):
     needs_maps: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Any]]
     files: ClassVar[tuple[str, ...]] = ()
-    origin: ClassVar[Origin | None] = None
+    origin: ClassVar[MethodOrigin | None] = None
     probe_note: ClassVar[str] = ""
     encoder: AnyEncoder
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import final
 
-from probmcl.methods.base import LinearClassifier, Origin
+from probmcl.methods.base import LinearClassifier, MethodOrigin
 
 
 @dataclass(frozen=True)
@@ -16,4 +16,4 @@ class BCE(LinearClassifier):
     """Encoder and linear layer, trained end to end with binary cross-entropy."""
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("standard")
+    origin = MethodOrigin("standard")

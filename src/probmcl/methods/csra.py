@@ -10,7 +10,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
 from probmcl.heads.pooling import Heads, ResidualAttention
-from probmcl.methods.base import LogitClassifier, Logits, Origin
+from probmcl.methods.base import LogitClassifier, Logits, MethodOrigin
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CSRA(LogitClassifier):
     """
 
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "zhu2021csra", ("default", "paper"))
+    origin = MethodOrigin("authors' code", "zhu2021csra", ("default", "paper"))
     needs_maps = True
     encoder: Encoder
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probmcl.errors import check_range
 from probmcl.losses import focal
-from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, MethodOrigin
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Focal(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("paper", "lin2017focal", ("default",))
+    origin = MethodOrigin("paper", "lin2017focal", ("default",))
     config: Config
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:

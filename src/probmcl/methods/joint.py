@@ -16,7 +16,7 @@ from probmcl.methods.base import (
     LinearClassifier,
     Logits,
     Method,
-    Origin,
+    MethodOrigin,
     Step,
     Views,
     repeat_for_views,
@@ -56,7 +56,7 @@ class Joint(LinearClassifier):
 
     n_views = 2
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("standard")
+    origin = MethodOrigin("standard")
     config: Config
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:

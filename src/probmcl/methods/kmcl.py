@@ -17,7 +17,7 @@ from probmcl.methods.base import (
     Known,
     Labels,
     Logits,
-    Origin,
+    MethodOrigin,
     Step,
     Views,
     repeat_for_views,
@@ -95,7 +95,7 @@ class KMCL(Classifier):
 
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "sajedi2023kmcl", ("paper",))
+    origin = MethodOrigin("authors' code", "sajedi2023kmcl", ("paper",))
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ from probmcl.heads.graph import (
     normalize_adjacency,
     superimposed_graph,
 )
-from probmcl.methods.base import LogitClassifier, Logits, Origin
+from probmcl.methods.base import LogitClassifier, Logits, MethodOrigin
 from probmcl.readers.class_knowledge import label_knowledge
 
 
@@ -71,7 +71,7 @@ class KSSNet(LogitClassifier):
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     files = ("knowledge", "vectors")
-    origin = Origin("partly reconstructed", "wang2020kssnet")
+    origin = MethodOrigin("partly reconstructed", "wang2020kssnet")
     probe_note = "the probe sees the encoder without its lateral connections"
     needs_maps = True
     encoder: Encoder

@@ -11,7 +11,7 @@ from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
 from probmcl.heads.decoder import GroupDecoder
 from probmcl.losses import asymmetric
-from probmcl.methods.base import Known, Labels, LogitClassifier, Logits, Origin
+from probmcl.methods.base import Known, Labels, LogitClassifier, Logits, MethodOrigin
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MLDecoder(LogitClassifier):
     """
 
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "ridnik2023mldecoder", ("paper",))
+    origin = MethodOrigin("authors' code", "ridnik2023mldecoder", ("paper",))
     needs_maps = True
     encoder: Encoder
     reduction = "sum"

@@ -11,7 +11,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
 from probmcl.heads.graph import SLOPE, GraphConvolution, label_graph, label_nodes, normalize_adjacency
-from probmcl.methods.base import LogitClassifier, Logits, Origin
+from probmcl.methods.base import LogitClassifier, Logits, MethodOrigin
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MLGCN(LogitClassifier):
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     files = ("vectors",)
-    origin = Origin("authors' code", "chen2019mlgcn")
+    origin = MethodOrigin("authors' code", "chen2019mlgcn")
     needs_maps = True
     encoder: Encoder
     graph: Float[Tensor, "C C"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from probmcl.errors import check_range
 from probmcl.losses import per_label_contrastive
 from probmcl.losses.per_label import Average, present
-from probmcl.methods.base import Known, Labels, Origin, repeat_for_views, rescale_for_ddp
+from probmcl.methods.base import Known, Labels, MethodOrigin, repeat_for_views, rescale_for_ddp
 from probmcl.methods.contrast import ProjectedContrast, gather_rows, self_columns
 
 
@@ -40,7 +40,7 @@ class MulSupCon(ProjectedContrast):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "zhang2024mulsupcon")
+    origin = MethodOrigin("authors' code", "zhang2024mulsupcon")
     config: Config
 
     def contrast(

@@ -17,7 +17,7 @@ from probmcl.methods.base import (
     Known,
     Labels,
     Logits,
-    Origin,
+    MethodOrigin,
     Step,
     Views,
     repeat_for_views,
@@ -70,7 +70,7 @@ class PLA(Classifier):
 
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "yazici2020orderless", ("paper",))
+    origin = MethodOrigin("authors' code", "yazici2020orderless", ("paper",))
     note = "pla emits a set of labels; its mAP (our definition) ranks emitted labels above all others, by probability"
     emits_set = True
     needs_maps = True

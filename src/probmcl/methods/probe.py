@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder
 from probmcl.losses import asymmetric, binary_cross_entropy
-from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Method, Origin, Step, Views, rescale_for_ddp
+from probmcl.methods.base import (
+    Known,
+    Labels,
+    LinearClassifier,
+    Logits,
+    Method,
+    MethodOrigin,
+    Step,
+    Views,
+    rescale_for_ddp,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Probe(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("standard")
+    origin = MethodOrigin("standard")
     config: Config
     shift: Float[Tensor, "D"]
     scale: Float[Tensor, "D"]

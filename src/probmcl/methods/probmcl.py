@@ -15,7 +15,7 @@ from probmcl.errors import check_range, counted
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
 from probmcl.losses.binary import Reduction
 from probmcl.losses.per_label import present
-from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, rescale_for_ddp
+from probmcl.methods.base import Classifier, Known, Labels, Logits, MethodOrigin, Step, Views, rescale_for_ddp
 from probmcl.methods.contrast import (
     Overlap,
     collapse_statistics,
@@ -127,7 +127,7 @@ class ProbMCL(Classifier):
 
     n_views = 2
     presets = {"default": Config(), "paper": PAPER, "anchors": Config(anchors="labels")}  # noqa: RUF012  # read only
-    origin = Origin("partly reconstructed", "sajedi2024probmcl", ("paper",))
+    origin = MethodOrigin("partly reconstructed", "sajedi2024probmcl", ("paper",))
 
     @classmethod
     def has_own_head(cls, config: Config) -> bool:

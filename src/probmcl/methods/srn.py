@@ -10,7 +10,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, hook_stage_inputs, stages, with_stages
 from probmcl.errors import check_range
 from probmcl.heads.spatial import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
-from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, cross_entropies
+from probmcl.methods.base import Classifier, Known, Labels, Logits, MethodOrigin, Step, Views, cross_entropies
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class SRN(Classifier):
 
     n_views = 1
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("partly reconstructed", "zhu2017srn")
+    origin = MethodOrigin("partly reconstructed", "zhu2017srn")
     needs_maps = True
     encoder: Encoder
 

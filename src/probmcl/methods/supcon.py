@@ -8,7 +8,7 @@ from torch import Tensor
 
 from probmcl.errors import check_range
 from probmcl.losses import contrastive
-from probmcl.methods.base import Known, Labels, Origin
+from probmcl.methods.base import Known, Labels, MethodOrigin
 from probmcl.methods.contrast import Overlap, ProjectedContrast, label_overlap, self_columns
 
 
@@ -42,7 +42,7 @@ class SupCon(ProjectedContrast):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("paper", "khosla2020supcon")
+    origin = MethodOrigin("paper", "khosla2020supcon")
     config: Config
 
     def contrast(

@@ -10,7 +10,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, stages, two_maps, with_stages
 from probmcl.errors import check_range
 from probmcl.heads.dual_relation import DualRelation, Relations
-from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, cross_entropies
+from probmcl.methods.base import Classifier, Known, Labels, Logits, MethodOrigin, Step, Views, cross_entropies
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class TDRG(Classifier):
 
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "zhao2021tdrg")  # no preset uses their initialization
+    origin = MethodOrigin("authors' code", "zhao2021tdrg")  # no preset uses their initialization
     needs_maps = True
     encoder: Encoder
 

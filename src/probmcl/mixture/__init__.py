@@ -3,14 +3,14 @@
 from probmcl.mixture.aligned import aligned_correlation
 from probmcl.mixture.density import IsotropicMixture, MixtureDensityNetwork
 from probmcl.mixture.kernels import KernelHeads, KernelMixture, kernel_bhattacharyya
-from probmcl.mixture.similarity import Plan, bhattacharyya, correlation, plan
+from probmcl.mixture.similarity import SimilarityPlan, bhattacharyya, correlation, plan
 
 __all__ = [
     "IsotropicMixture",
     "KernelHeads",
     "KernelMixture",
     "MixtureDensityNetwork",
-    "Plan",
+    "SimilarityPlan",
     "aligned_correlation",
     "bhattacharyya",
     "correlation",

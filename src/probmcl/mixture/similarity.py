@@ -46,7 +46,7 @@ Measured on a CPU, forward and backward: 38 ns, 11 ns and 0.04 ns (one multiply-
 
 
 @dataclass(frozen=True)
-class Plan:
+class SimilarityPlan:
     """Algorithm for computing similarities: all pairs of components, or feature vectors on a grid.
 
     Attributes:
@@ -109,7 +109,7 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
 
 
 @full_precision
-def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "auto") -> Plan:
+def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "auto") -> SimilarityPlan:
     """Return the algorithm and memory that `correlation` would use.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1), dim=128)
@@ -118,7 +118,7 @@ def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "
     """
     _check(p, q, way)
     if _is_empty(p, q):
-        return Plan("tiled", None, p.variance.shape[1], 0, p.variance.dtype, "a side has no rows")
+        return SimilarityPlan("tiled", None, p.variance.shape[1], 0, p.variance.dtype, "a side has no rows")
     first = _make_plan(*_prune(p, q, p.variance.dtype), p.dim, way)
     second = _make_plan(*_prune(p, q, to_float64(p.variance).dtype), p.dim, way, may_refuse=False)
     preparation = 64 * (p.variance.numel() + (0 if q is None else q.variance.numel()))
@@ -145,7 +145,7 @@ def _prune(p: IsotropicMixture, q: IsotropicMixture | None, dtype: torch.dtype) 
     return prune_components(p, dtype), None if q is None else prune_components(q, dtype)
 
 
-def _compute(a: Components, b: Components | None, dim: int, algorithm: Plan) -> Float[Tensor, "M P"]:
+def _compute(a: Components, b: Components | None, dim: int, algorithm: SimilarityPlan) -> Float[Tensor, "M P"]:
     if algorithm.fell_back:
         _warn_about_fallback()
     if algorithm.grid is None:
@@ -156,11 +156,11 @@ def _compute(a: Components, b: Components | None, dim: int, algorithm: Plan) -> 
     return cosines(features(a, algorithm.grid), others)
 
 
-def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_refuse: bool = True) -> Plan:
+def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_refuse: bool = True) -> SimilarityPlan:
     sides = [a] if b is None else [a, b]
     components, dtype = max(side.mean.shape[1] for side in sides), a.variance.dtype
     elements = 14 * pairs.TILE + 8 * len(sides[0].mean) * len(sides[-1].mean)
-    tiled = Plan("tiled", None, components, elements * dtype.itemsize, dtype, "requested")
+    tiled = SimilarityPlan("tiled", None, components, elements * dtype.itemsize, dtype, "requested")
     if way == "tiled":
         return tiled
     grid = grid_for(sides, dim)
@@ -170,7 +170,7 @@ def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_r
     if way != "auto" and may_refuse:
         refuse_above(MEMORY, sides, grid, remedy=f"use way='tiled' or 'auto' instead of {way!r}")
     if way != "auto" and size <= MEMORY:
-        return Plan(way, grid, components, size, dtype, "requested")
+        return SimilarityPlan(way, grid, components, size, dtype, "requested")
     by_pairs, by_features = _costs(sides, grid)
     if size > MEMORY:
         reason = f"{grid.nodes:,} nodes would need {size / 1e9:.1f} GB"
@@ -178,7 +178,7 @@ def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_r
     if by_pairs <= by_features:
         return replace(tiled, reason=f"{by_pairs / by_features:.2g} times the cost of {grid.nodes:,} nodes")
     reason = f"{by_features / by_pairs:.2g} times the cost of all pairs, with {grid.nodes:,} nodes"
-    return Plan("features", grid, components, size, dtype, reason)
+    return SimilarityPlan("features", grid, components, size, dtype, reason)
 
 
 def _costs(sides: list[Components], grid: Grid) -> tuple[float, float]:

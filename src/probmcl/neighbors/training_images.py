@@ -25,7 +25,7 @@ class TrainingImages:
     """The training images of a run, as the model sees their plain views.
 
     Attributes:
-        paths: paths relative to `image_root` of all images of the run.
+        paths: paths relative to `common_image_folder` of all images of the run.
         features: the features of the kept model's encoder, in half precision.
         labels: 0/1 labels; only known entries count.
         known: mask of known labels.
@@ -91,10 +91,10 @@ def _damaged(problem: str) -> RunError:
     return RunError(f"{NEIGHBORS}: {problem}; copy the file again, or train again")
 
 
-def image_root(paths: Sequence[str | Path]) -> Path:
+def common_image_folder(paths: Sequence[str | Path]) -> Path:
     """Return the folder that contains all images.
 
-    >>> image_root(["photos/a/1.jpg", "photos/b/2.jpg"]).as_posix()
+    >>> common_image_folder(["photos/a/1.jpg", "photos/b/2.jpg"]).as_posix()
     'photos'
     """
     return Path(os.path.commonpath([os.path.dirname(str(path)) or "." for path in paths]))  # noqa: PTH120

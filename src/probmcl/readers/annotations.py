@@ -20,7 +20,7 @@ ROW_KEYS = {"id", "annotator", "annotation_id", "lead_time"}  # of JSON-MIN, whi
 IMAGE_FOLDERS = ("images", "jpegimages")  # in lower case; preferred to folders of masks or thumbnails
 
 
-def find_images(
+def find_annotated_images(
     folder: Path, names: Sequence[str], *, source: Path, remedy: str, missing: Missing = "error"
 ) -> list[Path]:
     """Return the files below a folder whose paths end with the given names, which may lack a suffix.
@@ -88,7 +88,7 @@ def others_left_out(paths: Sequence[Path]) -> str:
     return f"other images in the same folder left out: {others:,}" if others else ""
 
 
-def read_json(path: Path, content: Callable[..., Content]) -> Content:
+def read_annotations(path: Path, content: Callable[..., Content]) -> Content:
     """Read a JSON file with msgspec, which skips the fields that the type does not have."""
     try:
         # `type` may be a generic alias such as list[Task], which is callable but not a class.
@@ -97,10 +97,10 @@ def read_json(path: Path, content: Callable[..., Content]) -> Content:
         raise DataError(f"{path}: {error}; download or export the file again, or correct it") from error
 
 
-def json_format(path: Path) -> Literal["coco", "label_studio"] | None:
+def annotation_format(path: Path) -> Literal["coco", "label_studio"] | None:
     """Return the format of an annotation file in JSON; None for other files.
 
-    >>> json_format(Path("nowhere.json"))
+    >>> annotation_format(Path("nowhere.json"))
     """
     kind, keys = json_keys(path) if path.suffix.lower() == ".json" else ("", frozenset())
     if kind == "{" and keys >= COCO_KEYS:

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from probmcl.errors import DataError, counted
-from probmcl.readers.spreadsheet import Cell, Table, load, named, only_column
+from probmcl.readers.spreadsheet import Spreadsheet, SpreadsheetCell, load_spreadsheet, named, only_column
 
 ONE = ("start", "source", "from", "head", "subject", "label_1", "label1", "first")
 OTHER = ("end", "target", "to", "tail", "object", "label_2", "label2", "second")
@@ -99,7 +99,9 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
     """
     if path.is_file():
         _refuse_conceptnet(path)
-    table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)), row="pair")
+    table = load_spreadsheet(
+        path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)), row="pair"
+    )
     one, other = _column(table, ONE, "first"), _column(table, OTHER, "second")
     weight = only_column(table, WEIGHT, set(), "rename the others")
     weights = [1.0] * len(table) if weight is None else [_weight(table, cell) for cell in table.cells(weight)]
@@ -127,7 +129,7 @@ def _refuse_conceptnet(path: Path) -> None:
             )
 
 
-def _column(table: Table, names: Sequence[str], which: str) -> str:
+def _column(table: Spreadsheet, names: Sequence[str], which: str) -> str:
     column = only_column(table, names, set(), "rename the others")
     if column is None:
         raise DataError(
@@ -138,7 +140,7 @@ def _column(table: Table, names: Sequence[str], which: str) -> str:
     return column
 
 
-def _weight(table: Table, cell: Cell) -> float:
+def _weight(table: Spreadsheet, cell: SpreadsheetCell) -> float:
     if not _is_number(cell.text) or float(cell.text) < 0:
         weight = f"{table.path}, row {cell.line}: weight {cell.column!r} is {cell.text!r}"
         raise DataError(f"{weight}, but must be a number of at least 0")
@@ -159,7 +161,9 @@ def _finder(names: Sequence[str]) -> Callable[[str], int | None]:
     return find
 
 
-def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str, str], names: Sequence[str]) -> None:
+def _warn_of_unused_rows(
+    table: Spreadsheet, used: int, pairs: int, columns: tuple[str, str], names: Sequence[str]
+) -> None:
     rows = len(table)
     if not used:
         a, b = (table.cells(column)[0] for column in columns)

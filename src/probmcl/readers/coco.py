@@ -13,7 +13,7 @@ from probmcl.data.image_files import named_images
 from probmcl.data.labels import LabelStates
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError, keyword
-from probmcl.readers.annotations import read_json
+from probmcl.readers.annotations import read_annotations
 from probmcl.readers.coco_json import Instances, annotated, coco_files, names_by_id, read_coco_json
 
 Year = Literal["2014", "2017"]
@@ -43,7 +43,7 @@ def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "err
         return read_coco_json(folder, missing=missing)
     year = _year(folder, year)
     tables = _tables(folder, year)
-    parsed = {split: read_json(table, Instances) for split, table in tables.items()}
+    parsed = {split: read_annotations(table, Instances) for split, table in tables.items()}
     categories = _categories(tables, parsed)
     columns = {category: column for column, category in enumerate(categories)}
     paths: list[Path] = []

@@ -12,7 +12,13 @@ from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
-from probmcl.readers.annotations import find_images, image_root, json_format, others_left_out, read_json
+from probmcl.readers.annotations import (
+    annotation_format,
+    find_annotated_images,
+    image_root,
+    others_left_out,
+    read_annotations,
+)
 
 FOLDER = "annotations"
 PREFIX = "instances_"
@@ -57,11 +63,11 @@ def coco_files(path: Path) -> dict[Path, Split]:
     {}
     """
     if not path.is_dir():
-        return {path: "train"} if json_format(path) == "coco" else {}
+        return {path: "train"} if annotation_format(path) == "coco" else {}
     files: list[Path] = []
     for folders in ([path], split_folders(path), [path / FOLDER]):
         files = files or [
-            file for folder in folders for file in sorted(folder.glob("*.json")) if json_format(file) == "coco"
+            file for folder in folders for file in sorted(folder.glob("*.json")) if annotation_format(file) == "coco"
         ]
     instances = [file for file in files if file.name.startswith(PREFIX)]  # other files may have keypoints or persons
     return {file: SPLIT_FOLDERS.get(_split_name(file, path).lower(), "train") for file in instances or files}
@@ -75,7 +81,7 @@ def read_coco_json(path: Path, *, missing: Missing = "error") -> Records:
     """
     files = coco_files(path)
     _refuse_two_per_split(files)
-    parsed = {file: read_json(file, Instances) for file in files}
+    parsed = {file: read_annotations(file, Instances) for file in files}
     labeled = {file: instances for file, instances in parsed.items() if instances.annotations}
     if not labeled:
         raise DataError(f"{', '.join(map(str, files)) or path}: no COCO annotations; export the labeled images")
@@ -162,7 +168,7 @@ def _paths(path: Path, file: Path, instances: Instances, missing: Missing) -> li
     """Return the images of a file. Names in several folders are searched in those with the name of the file's part."""
     part = file.stem.removeprefix(PREFIX) if file.name.startswith(PREFIX) else _split_name(file, path)
     names = [f"{part}/{image.file_name}" for image in instances.images]
-    return find_images(image_root(path), names, source=file, remedy="copy the images there", missing=missing)
+    return find_annotated_images(image_root(path), names, source=file, remedy="copy the images there", missing=missing)
 
 
 def _relative(file: Path, path: Path) -> str:

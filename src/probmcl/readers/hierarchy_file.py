@@ -5,7 +5,7 @@ from pathlib import Path
 
 from probmcl.data.hierarchy import parents_of
 from probmcl.errors import DataError, suggestion
-from probmcl.readers.spreadsheet import load, named, only_column
+from probmcl.readers.spreadsheet import load_spreadsheet, named, only_column
 
 CHILD = ("child", "class", "name")
 PARENT = ("parent", "superclass", "above")
@@ -13,7 +13,9 @@ PARENT = ("parent", "superclass", "above")
 
 def read_hierarchy(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Read the parents of classes from a table with the columns child and parent."""
-    table = load(path, lambda columns: bool(named(columns, CHILD)) and bool(named(columns, PARENT)), row="pair")
+    table = load_spreadsheet(
+        path, lambda columns: bool(named(columns, CHILD)) and bool(named(columns, PARENT)), row="pair"
+    )
     columns = [only_column(table, wanted, set(), "rename one") for wanted in (CHILD, PARENT)]
     if columns[0] is None or columns[1] is None:
         raise DataError(f"{path}, row 1: expected the columns child and parent, got {', '.join(table.columns)}")

@@ -10,9 +10,9 @@ from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records
 from probmcl.errors import DataError
 from probmcl.readers.annotations import (
-    find_images,
+    annotation_format,
+    find_annotated_images,
     image_root,
-    json_format,
     label_states,
     others_left_out,
     refuse_shared,
@@ -60,7 +60,7 @@ def read_label_studio(path: Path, *, missing: Missing = "error") -> Records:
 
 def _exports(path: Path) -> list[Path]:
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    return [file for file in files if json_format(file) == "label_studio"]
+    return [file for file in files if annotation_format(file) == "label_studio"]
 
 
 def _by_image(file: Path, answers: Iterable[Answer]) -> dict[str, frozenset[str] | None]:
@@ -99,6 +99,8 @@ def _paths(file: Path, folder: Path, images: Sequence[str], missing: Missing) ->
         parent, slash, name = image.rpartition("/")
         original = UPLOAD.sub("", name)
         names.append(parent + slash + (name if name in existing else uploaded.get(original, original)))
-    paths = find_images(folder, names, source=file, remedy="copy or download the images there", missing=missing)
+    paths = find_annotated_images(
+        folder, names, source=file, remedy="copy or download the images there", missing=missing
+    )
     refuse_shared(file, images, paths)
     return paths

@@ -10,7 +10,7 @@ import msgspec
 
 from probmcl.data.image_files import is_image
 from probmcl.errors import DataError
-from probmcl.readers.annotations import json_keys, read_json
+from probmcl.readers.annotations import json_keys, read_annotations
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 def read_answers(file: Path) -> Iterator[Answer]:
     """Yield the valid annotations of each task. A task without any yields one answer without labels."""
     if "data" in json_keys(file)[1]:
-        tasks = read_json(file, list[_Task])
+        tasks = read_annotations(file, list[_Task])
         images = _images(file, [task.data for task in tasks])
         for task, image in zip(tasks, images, strict=True):
             annotations = [*(task.annotations or ()), *(task.completions or ())]
@@ -55,7 +55,7 @@ def read_answers(file: Path) -> Iterator[Answer]:
             if not valid:
                 yield Answer(task.id, image, None, None)
     else:
-        rows = read_json(file, list[dict[str, Any]])
+        rows = read_annotations(file, list[dict[str, Any]])
         fields = _fields(file, rows)
         for row, image in zip(rows, _images(file, rows), strict=True):
             pairs = ((field, name) for field in fields for name in _names_in(row.get(field)))

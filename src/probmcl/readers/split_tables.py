@@ -14,7 +14,7 @@ from probmcl.errors import DataError, OptionError, listing
 from probmcl.readers.file_index import FileIndex
 from probmcl.readers.option_values import split_at_commas
 from probmcl.readers.options import ReadOptions
-from probmcl.readers.spreadsheet import SUFFIXES, Table, load, refuse_missing_column
+from probmcl.readers.spreadsheet import SUFFIXES, Spreadsheet, load_spreadsheet, refuse_missing_column
 from probmcl.readers.table.columns import has_path_name
 from probmcl.readers.table.lists import NoLabelsError
 from probmcl.readers.table.paths import find_images, find_index, find_path_column
@@ -26,7 +26,7 @@ SUBMISSION = "submission"  # part of the name of an example of a submission, who
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidateTable:
     """A table that names images: its path column, its split if its name or folder has one, and its image folder."""
 
     path: Path
@@ -56,7 +56,7 @@ def read_tables(
     if len(labeled) > 1:
         labeled = _largest(labeled, options)
     if len(labeled) == 1:
-        table = load(labeled[0].path, lambda names: has_path_name(names, options.path_column))
+        table = load_spreadsheet(labeled[0].path, lambda names: has_path_name(names, options.path_column))
     else:
         table = _concatenated(folder, labeled, options, images)
         options = replace(options, split_column=SPLIT) if options.split_column is None else options
@@ -85,7 +85,7 @@ def recognizes(folder: Path) -> bool:
     return bool(table_files(folder)) or bool(_candidates(folder, ReadOptions(), None))
 
 
-def _candidates(folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
+def _candidates(folder: Path, options: ReadOptions, images: Path | None) -> list[CandidateTable]:
     """Return the tables in a folder that name images or, if there are none, those in its split folders."""
     problems: list[OptionError] = []
     for find_tables in (table_files, _tables_in_subfolders):
@@ -111,11 +111,11 @@ def _tables_in_subfolders(folder: Path) -> list[Path]:
     return [path for tables in files for path in ([p for p in tables if p.stem == "metadata"] or tables)]
 
 
-def _only_table(folder: Path) -> Candidate:
+def _only_table(folder: Path) -> CandidateTable:
     """Return the only table, although it does not name images, so that its reader reports the problem."""
     files = table_files(folder)
     if len(files) == 1:
-        return Candidate(files[0], "", None, "", labeled=True)
+        return CandidateTable(files[0], "", None, "", labeled=True)
     if files:
         raise DataError(
             f"{folder} has {len(files)} tables, but none names images in it: {listing(map(str, files), most=5)}; pass "
@@ -124,9 +124,9 @@ def _only_table(folder: Path) -> Candidate:
     raise DataError(f"{folder} has no table; expected a file that ends in {' or '.join(SUFFIXES)}")
 
 
-def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
+def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | None) -> list[CandidateTable]:
     """Return how a table can be used, or nothing if it does not name images."""
-    table = load(path, lambda names: has_path_name(names, options.path_column), most=SAMPLE)
+    table = load_spreadsheet(path, lambda names: has_path_name(names, options.path_column), most=SAMPLE)
     index = _index(path, images)
     if options.path_column:
         refuse_missing_column(table, "path_column", options.path_column)
@@ -137,7 +137,7 @@ def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | No
     split = split_of(path.stem) or (split_of(path.parent.name) if path.parent != folder else None)
     if path.parent != folder and split is None:
         return []
-    return [Candidate(path, column, split, inner, labeled=_has_labels(path, table, index, options))]
+    return [CandidateTable(path, column, split, inner, labeled=_has_labels(path, table, index, options))]
 
 
 def _index(path: Path, images: Path | None) -> FileIndex:
@@ -147,7 +147,7 @@ def _index(path: Path, images: Path | None) -> FileIndex:
     return find_index(path.parent, images, named)
 
 
-def _has_labels(path: Path, table: Table, index: FileIndex, options: ReadOptions) -> bool:
+def _has_labels(path: Path, table: Spreadsheet, index: FileIndex, options: ReadOptions) -> bool:
     if SUBMISSION in path.stem.lower():
         return False
     try:
@@ -159,9 +159,9 @@ def _has_labels(path: Path, table: Table, index: FileIndex, options: ReadOptions
     return True
 
 
-def _largest(candidates: Sequence[Candidate], options: ReadOptions) -> list[Candidate]:
+def _largest(candidates: Sequence[CandidateTable], options: ReadOptions) -> list[CandidateTable]:
     """Return one table per split, or the only table that has the images of all others."""
-    by_split: dict[Split | None, list[Candidate]] = {}
+    by_split: dict[Split | None, list[CandidateTable]] = {}
     for candidate in candidates:
         by_split.setdefault(candidate.split, []).append(candidate)
     if None in by_split and len(by_split) > 1:
@@ -171,12 +171,12 @@ def _largest(candidates: Sequence[Candidate], options: ReadOptions) -> list[Cand
     return sorted(chosen, key=lambda candidate: order.index(candidate.split))
 
 
-def _with_all_images(candidates: Sequence[Candidate], options: ReadOptions) -> Candidate:
+def _with_all_images(candidates: Sequence[CandidateTable], options: ReadOptions) -> CandidateTable:
     if len(candidates) == 1:
         return candidates[0]
     sets = {}
     for candidate in candidates:
-        table = load(candidate.path, lambda names: has_path_name(names, options.path_column))
+        table = load_spreadsheet(candidate.path, lambda names: has_path_name(names, options.path_column))
         sets[candidate] = {*table.texts(candidate.column)}
     most = max(sets, key=lambda candidate: len(sets[candidate]))
     if all(texts < sets[most] for candidate, texts in sets.items() if candidate != most):
@@ -188,9 +188,11 @@ def _with_all_images(candidates: Sequence[Candidate], options: ReadOptions) -> C
     raise DataError(f"{most.path.parent} has {len(candidates)} tables; pass one of them as `data`: {paths}")
 
 
-def _concatenated(folder: Path, candidates: Sequence[Candidate], options: ReadOptions, images: Path | None) -> Table:
+def _concatenated(
+    folder: Path, candidates: Sequence[CandidateTable], options: ReadOptions, images: Path | None
+) -> Spreadsheet:
     """Concatenate tables, with paths relative to the common folder and a column for the split."""
-    tables = [load(c.path, lambda names: has_path_name(names, options.path_column)) for c in candidates]
+    tables = [load_spreadsheet(c.path, lambda names: has_path_name(names, options.path_column)) for c in candidates]
     first = tables[0]
     columns: list[list[str]] = [[] for _ in (*first.columns, SPLIT)]
     lines: list[int] = []
@@ -209,10 +211,10 @@ def _concatenated(folder: Path, candidates: Sequence[Candidate], options: ReadOp
             texts += paths if name == candidate.column else table.texts(name)
         columns[-1] += [candidate.split or "train"] * len(table)
         lines += table.lines
-    return Table(folder, (*first.columns, SPLIT), tuple(columns), lines, tuple(files))
+    return Spreadsheet(folder, (*first.columns, SPLIT), tuple(columns), lines, tuple(files))
 
 
-def _relative_paths(table: Table, candidate: Candidate, index: FileIndex, base: Path) -> list[str]:
+def _relative_paths(table: Spreadsheet, candidate: CandidateTable, index: FileIndex, base: Path) -> list[str]:
     files = find_images(table, candidate.column, index, "keep")[0]
     return [os.path.relpath(file, base) for file in files]
 
@@ -240,7 +242,7 @@ def _with_listed_splits(records: Records, folder: Path) -> Records:
     return records.with_split(np.array(splits)).with_note(f"splits from {names}")
 
 
-def _unlabeled(folder: Path, candidates: Sequence[Candidate], records: Records) -> list[str]:
+def _unlabeled(folder: Path, candidates: Sequence[CandidateTable], records: Records) -> list[str]:
     """Return the folders of images that only tables without labels name, and test folders that no table names."""
     used = {os.path.dirname(path) for path in records.paths.texts}  # noqa: PTH120
     folders = {candidate.folder for candidate in candidates if not candidate.labeled}

@@ -31,7 +31,7 @@ Fits = Callable[[Sequence[str]], bool]  # whether column names are those of the 
 Rows = list[Sequence[str]]
 
 
-class Cell(NamedTuple):
+class SpreadsheetCell(NamedTuple):
     """The text of a cell, with its line and column."""
 
     line: int
@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class Spreadsheet:
     """The cells of a file, by column. `lines` has the line number of each row, as an editor shows it.
 
     If the rows come from several files, `path` is their common folder, and `files` has the first row of each file.
@@ -60,9 +60,9 @@ class Table:
         """The folder that image paths are relative to, and that may contain `classes.txt`."""
         return self.path if self.files else self.path.parent
 
-    def cells(self, column: str) -> list[Cell]:
+    def cells(self, column: str) -> list[SpreadsheetCell]:
         """Return the cells of a column."""
-        return [Cell(line, column, text) for line, text in zip(self.lines, self.texts(column), strict=True)]
+        return [SpreadsheetCell(line, column, text) for line, text in zip(self.lines, self.texts(column), strict=True)]
 
     def texts(self, column: str) -> Sequence[str]:
         """Return the texts of a column."""
@@ -74,7 +74,7 @@ class Table:
         return f"{files[-1] if files else self.path}, row {self.lines[row]}"
 
 
-def load(path: Path, fits: Fits, *, row: str = "image", most: int | None = None) -> Table:
+def load_spreadsheet(path: Path, fits: Fits, *, row: str = "image", most: int | None = None) -> Spreadsheet:
     """Load a table, or at least its first `most` rows.
 
     `fits` chooses the delimiter or sheet; `row` names the unit of a row, for messages.
@@ -103,7 +103,7 @@ def _table(
     names: Sequence[str],
     blocks: Iterable[tuple[Iterable[int], Rows]],
     clean: Callable[[str], str] = str.strip,
-) -> Table:
+) -> Spreadsheet:
     """Build a table from blocks of rows with their line numbers. Columns without a name are dropped."""
     names = [clean(name) for name in names]
     if names and IMAGE_NAME.fullmatch(names[0]):
@@ -120,7 +120,7 @@ def _table(
                 column.extend(map(clean, texts))
             else:  # equal cells become one string
                 column.extend(map({text: clean(text) for text in {*texts}}.__getitem__, texts))
-    return Table(path, tuple(names[index] for index in kept), tuple(columns), lines)
+    return Spreadsheet(path, tuple(names[index] for index in kept), tuple(columns), lines)
 
 
 def _clean_cell(text: str) -> str:
@@ -128,7 +128,7 @@ def _clean_cell(text: str) -> str:
     return original_cell(text.strip())
 
 
-def _load_text(path: Path, fits: Fits, most: int | None) -> Table:
+def _load_text(path: Path, fits: Fits, most: int | None) -> Spreadsheet:
     with path.open(encoding=_encoding(path), newline="") as file:
         delimiter, names = _header(path, file.readline() + file.read(SAMPLE), fits)
         file.seek(0)
@@ -228,7 +228,7 @@ def _with_width(where: str, row: Sequence[str], names: Sequence[str], delimiter:
     return row[:width]
 
 
-def _load_parquet(path: Path, fits: Fits) -> Table:
+def _load_parquet(path: Path, fits: Fits) -> Spreadsheet:
     try:
         table = import_module("pyarrow.parquet").read_table(path)
     except ImportError:
@@ -237,10 +237,10 @@ def _load_parquet(path: Path, fits: Fits) -> Table:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: pyarrow cannot read this Parquet file ({reason}); write it again") from error
     columns = tuple([_text(value) for value in column.to_pylist()] for column in table.columns)
-    return Table(path, tuple(map(str, table.column_names)), columns, range(1, table.num_rows + 1))
+    return Spreadsheet(path, tuple(map(str, table.column_names)), columns, range(1, table.num_rows + 1))
 
 
-def _load_excel(path: Path, fits: Fits) -> Table:
+def _load_excel(path: Path, fits: Fits) -> Spreadsheet:
     """Load the only sheet whose header has fitting names, or the only sheet with cells."""
     calamine = import_module("python_calamine")
     try:
@@ -260,7 +260,7 @@ def _load_excel(path: Path, fits: Fits) -> Table:
     return _table(path, rows[start], [(lines, [rows[line - 1] for line in lines])], _clean_cell)
 
 
-def _load_json(path: Path, fits: Fits) -> Table:
+def _load_json(path: Path, fits: Fits) -> Spreadsheet:
     """Load a list of objects, an object with the labels of each file, or one object per line (.jsonl)."""
     data, by_line = path.read_bytes().removeprefix(b"\xef\xbb\xbf"), dict[int, Any]()
     one_per_line = path.suffix.lower() == ".jsonl"
@@ -296,7 +296,7 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-LOADERS: Mapping[str, Callable[[Path, Fits], Table]] = {
+LOADERS: Mapping[str, Callable[[Path, Fits], Spreadsheet]] = {
     ".xlsx": _load_excel,
     ".parquet": _load_parquet,
     **dict.fromkeys((".json", ".jsonl"), _load_json),
@@ -304,7 +304,7 @@ LOADERS: Mapping[str, Callable[[Path, Fits], Table]] = {
 SUFFIXES = (*DELIMITERS, *LOADERS)
 
 
-def read_text(path: Path) -> str:
+def read_encoded_text(path: Path) -> str:
     """Return the text of a file with its original line endings."""
     refuse_missing_file(path)
     with path.open(encoding=_encoding(path), newline="") as file:
@@ -316,7 +316,7 @@ def named(columns: Iterable[str], names: Sequence[str]) -> list[str]:
     return [column for column in columns if re.sub(r"[\s-]+", "_", column.strip()).lower() in names]
 
 
-def only_column(table: Table, names: Sequence[str], taken: set[str], remedy: str) -> str | None:
+def only_column(table: Spreadsheet, names: Sequence[str], taken: set[str], remedy: str) -> str | None:
     """Return the column that has one of these names and is not taken, or None. Several such columns are an error."""
     matches = named((column for column in table.columns if column not in taken), names)
     if len(matches) > 1:
@@ -324,7 +324,7 @@ def only_column(table: Table, names: Sequence[str], taken: set[str], remedy: str
     return matches[0] if matches else None
 
 
-def refuse_missing_column(table: Table, option: str, column: str) -> None:
+def refuse_missing_column(table: Spreadsheet, option: str, column: str) -> None:
     """Raise an error with a suggestion if a column does not exist."""
     if column not in table.columns:
         raise OptionError(option, column, f"is not a column of {table.path}; {suggestion(column, table.columns)}")

@@ -12,7 +12,7 @@ from numpy import ndarray
 from probmcl.data.image_files import named_images
 from probmcl.data.records import SPLITS, Missing, Origin, Records, Split
 from probmcl.errors import DataError
-from probmcl.readers.spreadsheet import read_text
+from probmcl.readers.spreadsheet import read_encoded_text
 from probmcl.readers.voc_xml import has_xml, read_voc_xml
 
 MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
@@ -107,7 +107,7 @@ def _marks(files: list[Path]) -> tuple[list[str], Int[ndarray, "N C"]]:
 
 def _column(path: Path) -> dict[str, int]:
     marks: dict[str, int] = {}
-    for row, line in enumerate(read_text(path).splitlines(), start=1):
+    for row, line in enumerate(read_encoded_text(path).splitlines(), start=1):
         fields = line.split()
         if not fields:
             continue

@@ -9,8 +9,8 @@ from probmcl.data.image_files import is_file, split_folders, walk
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError, counted
-from probmcl.readers.annotations import find_images, label_states, others_left_out
-from probmcl.readers.spreadsheet import read_text
+from probmcl.readers.annotations import find_annotated_images, label_states, others_left_out
+from probmcl.readers.spreadsheet import read_encoded_text
 
 FOLDERS = ("Annotations", "annotations")
 LISTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "val"), ("test", "test"))
@@ -48,7 +48,7 @@ def read_voc_xml(folder: Path, *, missing: Missing = "error") -> Records:
     names = sorted({name for states in labels for name in states})
     if not names:
         raise DataError(f"{folder}: no XML file has an <object>; pass a folder with labeled images")
-    paths = find_images(
+    paths = find_annotated_images(
         folder,
         [annotation.file.relative_to(folder).as_posix()[:-4] for annotation in annotations],
         source=folder,
@@ -129,7 +129,7 @@ def _listed(lists: Mapping[Split, Path], annotations: list[_Annotation]) -> tupl
 def _ids(path: Path, known: Collection[str]) -> list[str]:
     """Return the image ids in a list, whose lines may also have the suffix of the image or a number after the id."""
     ids: dict[str, None] = {}
-    for line in filter(None, map(str.strip, read_text(path).splitlines())):
+    for line in filter(None, map(str.strip, read_encoded_text(path).splitlines())):
         first = line.split()[0]
         spellings = (line, first, line.rpartition(".")[0], first.rpartition(".")[0])
         ids[next((spelling for spelling in spellings if spelling in known), first)] = None

@@ -7,9 +7,9 @@ from probmcl.data.image_files import IMAGE_SUFFIXES, images_below, refuse_absent
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError, counted
-from probmcl.readers.annotations import find_images, label_states
-from probmcl.readers.spreadsheet import read_text
-from probmcl.readers.yolo_config import Config, config_files, names_file, read_config
+from probmcl.readers.annotations import find_annotated_images, label_states
+from probmcl.readers.spreadsheet import read_encoded_text
+from probmcl.readers.yolo_config import YoloConfig, config_files, names_file, read_config
 
 REMEDY = "copy the images there, or remove their annotations"
 
@@ -69,9 +69,9 @@ def _has_objects(name: str) -> bool:
 def _images(source: Path, folder: Path, missing: Missing) -> list[Path]:
     """Return the images in a folder or a list, and the absent images of the text files for the folder."""
     if source.is_file():
-        names = list(filter(None, map(str.strip, read_text(source).splitlines())))
+        names = list(filter(None, map(str.strip, read_encoded_text(source).splitlines())))
         below = folder if source.is_relative_to(folder) else source.parent
-        return find_images(below, names, source=source, remedy=REMEDY, missing=missing)
+        return find_annotated_images(below, names, source=source, remedy=REMEDY, missing=missing)
     images, labels = list(images_below(source)), _labels_folder(source)
     if labels == source:
         return images
@@ -98,7 +98,7 @@ def _label_file(image: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _labels(file: Path, config: Config) -> dict[str, State]:
+def _labels(file: Path, config: YoloConfig) -> dict[str, State]:
     indices: set[int] = set()
     for number, line in enumerate(file.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
         fields = line.split()
@@ -107,7 +107,7 @@ def _labels(file: Path, config: Config) -> dict[str, State]:
     return {config.names[index]: State.PRESENT for index in sorted(indices)}
 
 
-def _class_index(where: str, fields: Sequence[str], config: Config) -> int:
+def _class_index(where: str, fields: Sequence[str], config: YoloConfig) -> int:
     try:
         index, *box = map(float, fields[:5])
     except ValueError:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.records import SPLITS, Split
 from probmcl.errors import DataError, counted
-from probmcl.readers.spreadsheet import read_text
+from probmcl.readers.spreadsheet import read_encoded_text
 
 SUFFIXES = (".yaml", ".yml")
 NAMES_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
@@ -18,7 +18,7 @@ IS_CONFIG = re.compile(r"^names\s*:", re.MULTILINE), re.compile(r"^(train|val|nc
 Sources = dict[Split, list[Path]]
 
 
-class Config(NamedTuple):
+class YoloConfig(NamedTuple):
     """The file with the names, the names by class index, and the folders or lists of images by split."""
 
     file: Path
@@ -44,7 +44,7 @@ def names_file(folder: Path) -> Path | None:
     return next((folder / name for name in NAMES_FILES if (folder / name).is_file()), None)
 
 
-def read_config(path: Path) -> Config:
+def read_config(path: Path) -> YoloConfig:
     """Read the YAML file, or the class names of a folder without one."""
     files = config_files(path)
     if len(files) > 1:
@@ -52,13 +52,13 @@ def read_config(path: Path) -> Config:
     if files or path.is_file():
         file = files[0] if files else path
         content = _load(file)
-        return Config(file, _names(file, content), *_sources(file, content))
+        return YoloConfig(file, _names(file, content), *_sources(file, content))
     file_of_names = names_file(path)
     if file_of_names is None:
         raise DataError(f"{path}: no data.yaml and no {' or '.join(NAMES_FILES)} with the names of the classes")
-    lines = read_text(file_of_names).splitlines()
+    lines = read_encoded_text(file_of_names).splitlines()
     names = {index: name.strip() for index, name in enumerate(lines) if name.strip()}
-    return Config(file_of_names, _unique(file_of_names, names), _sources_in(path), [])
+    return YoloConfig(file_of_names, _unique(file_of_names, names), _sources_in(path), [])
 
 
 def _load(file: Path) -> dict[str, Any]:

@@ -23,10 +23,10 @@ RELEVANT_GAIN = 0.03  # the probe is enough only if gains this large are ruled o
 def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning]) -> None:
     """Write the tables, the references, the plot and the verdict of a comparison."""
     outputs: dict[File, Callable[[Comparison], str]] = {
-        files.COMPARISON_TABLE: comparison_tables.to_csv,
-        files.COMPARISON_TEXT: comparison_tables.to_markdown,
-        files.COMPARISON_LATEX: comparison_tables.to_latex,
-        files.REFERENCES: comparison_tables.to_bibtex,
+        files.COMPARISON_TABLE: comparison_tables.comparison_csv,
+        files.COMPARISON_TEXT: comparison_tables.comparison_markdown,
+        files.COMPARISON_LATEX: comparison_tables.comparison_latex,
+        files.REFERENCES: comparison_tables.comparison_bibtex,
         files.PLOT: comparison_plot.to_svg,
     }
     for file, render in outputs.items():

@@ -54,7 +54,7 @@ def to_svg(comparison: Comparison) -> str:
     # matplotlib warns about glyphs that its font lacks. The SVG contains text, and the viewer's font may have them.
     with matplotlib.rc_context(options), warnings.catch_warnings(action="ignore"):
         metadata = {"Date": None, "Creator": None, "Title": title}
-        draw(comparison).savefig(text, format="svg", metadata=metadata)
+        draw_comparison(comparison).savefig(text, format="svg", metadata=metadata)
     svg = text.getvalue()
     for number, row in enumerate(comparison.ordered[1:]):
         group = f'<g id="mark-{number}">'
@@ -68,7 +68,7 @@ def _tooltip(row: Row) -> str:
     return f"{row.title}: mAP {mean_and_interval(row)}, {duration(row.seconds)}{note}"
 
 
-def draw(comparison: Comparison) -> Figure:
+def draw_comparison(comparison: Comparison) -> Figure:
     """Draw test mAP against training time: a mark with an error bar per row, and a band for the frozen probe."""
     frozen, rows = comparison.frozen, comparison.ordered[1:]
     caption = _caption(comparison)

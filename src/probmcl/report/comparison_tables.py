@@ -157,7 +157,7 @@ CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data
 """Columns of the CSV file: `CSV_ROW` differs between rows, `CSV_CONDITIONS` is the same in every line."""
 
 
-def to_csv(comparison: Comparison) -> str:
+def comparison_csv(comparison: Comparison) -> str:
     """Return all fields of all rows as CSV. Scores are fractions; intervals have two columns, `_low` and `_high`."""
     conditions = {name: getattr(comparison, name) for name in CSV_CONDITIONS}
     lines = [dict(_fields(row)) | conditions for row in comparison.ordered]
@@ -177,7 +177,7 @@ def _fields(row: Row) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def to_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: Comparison) -> str:
     """Return all tables as Markdown, each under a heading, followed by the list of methods that were left out."""
     parts = [tables.to_markdown(table) for table in comparison_tables(comparison).values()]
     if comparison.left_out:
@@ -186,7 +186,7 @@ def to_markdown(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
-def to_latex(comparison: Comparison) -> str:
+def comparison_latex(comparison: Comparison) -> str:
     """Return all tables as LaTeX floats; the document needs the booktabs package."""
     parts = [r"% \usepackage{booktabs}"]
     for sentence in comparison.left_out:
@@ -208,7 +208,7 @@ def references() -> dict[str, str]:
     return {entry[1]: entry[0] for entry in entries}
 
 
-def to_bibtex(comparison: Comparison) -> str:
+def comparison_bibtex(comparison: Comparison) -> str:
     """Return the BibTeX entries that the rows cite, without duplicates, in the order of the rows."""
     known = references()
     cited = dict.fromkeys(row.reference for row in comparison.ordered if row.reference)

@@ -18,7 +18,7 @@ from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.inference import Model
 from probmcl.neighbors import TrainingImages
-from probmcl.neighbors.training_images import image_root
+from probmcl.neighbors.training_images import common_image_folder
 from probmcl.readers.options import METADATA_FILE, DataSource
 from probmcl.run.results import FROZEN_PROBE
 from probmcl.settings import CONFIG_FILE, Settings
@@ -126,7 +126,7 @@ def read_run_data(model: Model) -> RunData:
         thresholds=_thresholds(model),
         calibration=model.calibration,
         evaluation=_read_evaluation(folder, model),
-        root=image_root(list(splits)),
+        root=common_image_folder(list(splits)),
         images=Counter(splits.values()),
         val=_read_scores(model, folder.path, "val", model.calibration),
         test=_read_scores(model, folder.path, "test", model.calibration),

@@ -31,7 +31,7 @@ from probmcl.store.report import (
     LabelPairs,
     Reproduction,
     RunSummary,
-    Training,
+    TrainingSection,
     Verdict,
 )
 from probmcl.version import __version__
@@ -162,7 +162,7 @@ class ReportContent:
     label_pairs: LabelPairs = section("pairs", "Label pairs", lambda given: label_pairs(given.run))
     embedding: EmbeddingMap | None = section("map", "Embedding", lambda given: embedding_map(given.run, given.features))
     data: DataSummary = section("data-summary", "Data", lambda given: data_summary(given.run))
-    training: Training = section("training", "Training", lambda given: training_summary(given.run, given.model))
+    training: TrainingSection = section("training", "Training", lambda given: training_summary(given.run, given.model))
     runs: list[RunSummary] | None = section("runs", "Runs", _runs, optional=True)
     comparison: None = None
     reproduction: Reproduction = section("reproduce", "Reproduce", lambda given: reproduction(given.run))

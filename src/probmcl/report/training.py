@@ -21,7 +21,7 @@ from probmcl.store.report import (
     LearningCurve,
     ModelCost,
     Reproduction,
-    Training,
+    TrainingSection,
     UnknownLabels,
 )
 from probmcl.store.run_metadata import CandidateEntry
@@ -36,9 +36,9 @@ NOT_SHOWN = ("cache",)
 """Settings that do not change the results."""
 
 
-def training_summary(run: RunData, model: Model) -> Training:
+def training_summary(run: RunData, model: Model) -> TrainingSection:
     """Return how the run was trained: its learning curves, its candidates and its cost."""
-    return Training(curves=learning_curves(run), candidates=candidates(run), cost=cost(run, model))
+    return TrainingSection(curves=learning_curves(run), candidates=candidates(run), cost=cost(run, model))
 
 
 def learning_curves(run: RunData) -> list[LearningCurve]:

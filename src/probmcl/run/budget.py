@@ -57,7 +57,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """The jobs to train: epochs by job key, messages to print, and the number of views after which each job stops."""
 
     epochs: Mapping[str, int]
@@ -72,16 +72,16 @@ class Plan:
                 yield replace(job, training=replace(job.training, epochs=self.epochs[job.key], views=views))
 
 
-def read_plan(folder: RunFolder) -> Plan:
+def read_plan(folder: RunFolder) -> EpochPlan:
     """Read the plan of a run."""
-    return json_format(Plan).load(folder, "plan")
+    return json_format(EpochPlan).load(folder, "plan")
 
 
-Planner = Callable[[Costs, float], Plan]
+Planner = Callable[[Costs, float], EpochPlan]
 """Makes a plan from the costs and the number of seconds that the run has taken so far."""
 
 
-def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
+def plan_epochs(costs: Costs, spent: float, budget: float | None) -> EpochPlan:
     """Plan the epochs of each job: the number in its settings or, with a budget, the same number of views for all jobs.
 
     If the budget is too small for all jobs, the last jobs are left out.
@@ -94,7 +94,7 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
     """
     jobs = costs.jobs
     if not jobs:
-        return Plan({}, ())
+        return EpochPlan({}, ())
     if budget is None:
         return _plan(costs.shared, jobs, {job.key: job.epochs for job in jobs})
     for count in range(len(jobs), 0, -1):
@@ -105,18 +105,18 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
         rounds = min(rounds, max(1, MAX_VIEWS // most_views))
         if rounds >= 1:
             plan = _plan(costs.shared, trained, {job.key: rounds * most_views // job.n_views for job in trained})
-            return Plan(plan.epochs, (*plan.messages, *_left_out(jobs[count:], budget)))
-    return Plan({}, _left_out(jobs, budget))
+            return EpochPlan(plan.epochs, (*plan.messages, *_left_out(jobs[count:], budget)))
+    return EpochPlan({}, _left_out(jobs, budget))
 
 
-def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> Plan:
+def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> EpochPlan:
     parts = [
         f"{job.title} {counted(epochs[job.key], 'epoch')}{f' ({job.n_views} views)' if job.n_views > 1 else ''}, "
         f"{rough_duration(epochs[job.key] * job.epoch)}"
         for job in jobs
     ]
     total = shared + sum(epochs[job.key] * job.epoch + job.once for job in jobs)
-    return Plan(epochs, (f"plan: {'; '.join(parts)}; total {rough_duration(total)}",))
+    return EpochPlan(epochs, (f"plan: {'; '.join(parts)}; total {rough_duration(total)}",))
 
 
 def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:

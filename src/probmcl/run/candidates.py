@@ -22,7 +22,7 @@ from probmcl.methods.contrast import STATISTICS
 from probmcl.methods.custom_loss import CustomLoss
 from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
-from probmcl.neighbors.training_images import TrainingImages, image_root, relative_path
+from probmcl.neighbors.training_images import TrainingImages, common_image_folder, relative_path
 from probmcl.run.batches import labels_of, targets_of, weights_of
 from probmcl.run.checkpoints import ScoredTest, json_format
 from probmcl.run.probe import LabeledFeatures, fit_probe
@@ -151,7 +151,7 @@ class _JobTraining:
         if event.skipped is not None:
             paths, loss = self.workspace.records.paths, float(event.loss)
             problem = "the gradient is NaN or inf" if math.isfinite(loss) else f"the loss is {loss}"
-            root = image_root(paths)
+            root = common_image_folder(paths)
             names = ", ".join(relative_path(paths[row], root) for row in event.skipped.tolist())
             self.state.console.print(f"warning: {self.job.title}, step {event.step}: {problem}; skipped {names}")
 
@@ -244,7 +244,7 @@ def training_images(workspace: Workspace, candidate: Candidate) -> TrainingImage
     cache, network = w.feature_source(candidate.id.key, classifier.encoder)
     features = extract(network, cache.plain("train"), device=w.settings.device)[0]
     labels, known = labels_of(w.records, "train")
-    root = image_root(w.records.paths)
+    root = common_image_folder(w.records.paths)
     paths = tuple(relative_path(w.records.paths[row], root) for row in rows)
     return TrainingImages(paths, features.half(), labels == 1, known)
 

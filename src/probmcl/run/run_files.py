@@ -85,7 +85,7 @@ def records_digest(records: Records) -> str:
     return content_digest([*encoded, records.states.digest()]).hex()
 
 
-def write_predictions(
+def write_split_scores(
     run: RunFolder, folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]
 ) -> None:
     """Write the paths, raw scores and labels of a split to the folder of a run or of one of its candidates."""

@@ -17,7 +17,7 @@ from probmcl.run.checkpoints import Format, candidate_format, finished_phases
 from probmcl.run.gains import CandidatePool
 from probmcl.run.record import RunRecord
 from probmcl.run.results import Candidate, CandidateId
-from probmcl.run.run_files import write_predictions
+from probmcl.run.run_files import write_split_scores
 from probmcl.runtime.distributed import is_main_process
 from probmcl.runtime.tensor_files import save_tensors
 from probmcl.settings import Settings
@@ -96,7 +96,7 @@ class RunState:
         best = self.candidates.best()
         if is_main_process():
             save_tensors(self.folder.path / MODEL, best.state, root=self.folder.path)
-            write_predictions(self.folder, self.folder.path, self.records, "val", best.scores["val"])
+            write_split_scores(self.folder, self.folder.path, self.records, "val", best.scores["val"])
         self.record("running")
 
     def record(self, status: RunStatus) -> None:

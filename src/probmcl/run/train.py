@@ -21,7 +21,7 @@ from probmcl.data.records import Records
 from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
 from probmcl.evaluation.headline import chance_warning, headline
-from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
+from probmcl.run.budget import Costs, EpochPlan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
 from probmcl.run.checkpoints import (
@@ -34,7 +34,7 @@ from probmcl.run.checkpoints import (
 )
 from probmcl.run.final_test import evaluate_loaded_model
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run.run_files import create_run, records_digest, write_predictions
+from probmcl.run.run_files import create_run, records_digest, write_split_scores
 from probmcl.run.state import RunState, print_notes
 from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
@@ -148,7 +148,7 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
 
     frozen = state.candidate(FROZEN_PROBE, lambda: fit_frozen_probe(state, workspace))
     planner = control.planner or functools.partial(plan_epochs, budget=state.settings.budget)
-    plan = state.once("plan", lambda: _make_plan(state, workspace, frozen, planner), json_format(Plan))
+    plan = state.once("plan", lambda: _make_plan(state, workspace, frozen, planner), json_format(EpochPlan))
     _print_plan(plan, state.console)
     for job in plan.jobs(state.settings.jobs):
         train_job(state, workspace, job)
@@ -283,13 +283,13 @@ def _measure_costs(state: RunState, workspace: Workspace, frozen: Candidate) -> 
     return replace(costs, spent=state.run_record.seconds())
 
 
-def _make_plan(state: RunState, workspace: Workspace, frozen: Candidate, planner: Planner) -> Plan:
+def _make_plan(state: RunState, workspace: Workspace, frozen: Candidate, planner: Planner) -> EpochPlan:
     """Plan the epochs of each job. The costs are a phase of their own, so that a plan made again is the same."""
     costs = state.once("costs", lambda: _measure_costs(state, workspace, frozen), json_format(Costs))
     return planner(costs, costs.spent)
 
 
-def _print_plan(plan: Plan, console: Console) -> None:
+def _print_plan(plan: EpochPlan, console: Console) -> None:
     for message in plan.messages:
         console.print(message)
     if plan.epochs:
@@ -327,7 +327,7 @@ def _write_results(state: RunState, tested: Sequence[CandidateId], kept: Candida
         return
     for identity in tested:
         _write_candidate_results(state, state.candidates[identity])
-    write_predictions(state.folder, state.folder.path, state.records, "test", kept.scores["test"])
+    write_split_scores(state.folder, state.folder.path, state.records, "test", kept.scores["test"])
     state.folder.write(files.EVALUATION, kept.test)
     if kept.retrieval is not None:
         state.folder.write(files.RETRIEVAL, kept.retrieval)
@@ -339,7 +339,7 @@ def _write_candidate_results(state: RunState, candidate: Candidate) -> None:
     results = files.candidate_folder(candidate.id.key)
     assert candidate.test is not None
     for split, scores in candidate.scores.items():
-        write_predictions(folder, folder.path / results, state.records, split, scores)
+        write_split_scores(folder, folder.path / results, state.records, split, scores)
     folder.write(files.candidate_evaluation(candidate.id.key), candidate.test)
     if candidate.retrieval is not None:
         folder.write(files.RETRIEVAL.inside(results), candidate.retrieval)

@@ -193,7 +193,7 @@ def read_text(path: Path, *, root: Path | None = None) -> str:
             raise RunError(f"{path}: is not UTF-8 text; the file is damaged") from error
 
 
-def read_table(path: Path, *, root: Path | None = None) -> Iterator[list[str]]:
+def read_csv_rows(path: Path, *, root: Path | None = None) -> Iterator[list[str]]:
     """Yield the rows of a CSV file; undecodable bytes of file names become surrogates."""
     with open_file(path, root=root, limit=MAX_TABLE) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")

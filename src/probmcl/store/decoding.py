@@ -17,8 +17,8 @@ from probmcl.runtime.files import (
     csv_content,
     json_bytes,
     json_line,
+    read_csv_rows,
     read_json,
-    read_table,
 )
 from probmcl.runtime.tensor_files import load_tensors, read_metadata
 from probmcl.store.files import METADATA
@@ -100,7 +100,7 @@ def read_tensor_metadata(root: Path, file: TensorFile[T]) -> T:
 def read_rows(root: Path, file: TableFile[R]) -> list[R]:
     """Read a CSV file of a run or a comparison, given its folder. Errors name the row and the column."""
     path = root / file
-    rows = read_table(path, root=root)
+    rows = read_csv_rows(path, root=root)
     columns = _columns(file)
     if next(rows, None) != columns:
         raise RunError(f"{path}, row 1: expected the columns {', '.join(columns)}; {DAMAGED}")

@@ -341,7 +341,7 @@ class ModelCost(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingSection(msgspec.Struct, frozen=True, kw_only=True):
     """The learning curves of all stages, the candidates with the best on validation first, and the cost."""
 
     curves: list[LearningCurve]

@@ -12,8 +12,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from probmcl import __version__
 from probmcl.errors import RunWarning, check_range
+from probmcl.version import __version__
 
 S = TypeVar("S")
 

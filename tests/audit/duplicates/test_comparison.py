@@ -6,7 +6,7 @@ import pytest
 from helpers.scenes import scene
 from probmcl.audit.duplicates import comparison as module
 from probmcl.audit.duplicates.candidates import CandidatePairs
-from probmcl.audit.duplicates.comparison import Comparison, write_tiles
+from probmcl.audit.duplicates.comparison import TileComparison, write_tiles
 from probmcl.audit.duplicates.hashing import TILE, fingerprints, read_tile
 from probmcl.audit.duplicates.registration import Correlations
 from probmcl.audit.duplicates.result_cache import NO_CACHE, ResultCache
@@ -27,7 +27,7 @@ def paths(tmp_path: Path) -> list[Path]:
 def compared(paths: list[Path], cache: ResultCache, minimum: float, steps: list[int]) -> Correlations:
     tiles, contents = paths[0].with_name("tiles"), [path.name.encode() for path in paths]
     write_tiles(tiles, paths, contents, intensity=None, workers=0, cache=cache)
-    return Comparison(tiles, contents, 0, cache, steps.append).correlations(PAIRS, minimum)
+    return TileComparison(tiles, contents, 0, cache, steps.append).correlations(PAIRS, minimum)
 
 
 def test_tiles_are_read_from_the_cache_or_decoded(paths: list[Path], tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_cached_correlations_do_not_depend_on_earlier_minimums(paths: list[Path]
 def test_workers_compare_many_pairs(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles, contents = tmp_path / "tiles", [path.name.encode() for path in paths]
     write_tiles(tiles, paths, contents, intensity=None, workers=2, cache=NO_CACHE)
-    expected = Comparison(tiles, contents, 0, NO_CACHE, lambda count: None).correlations(PAIRS)
+    expected = TileComparison(tiles, contents, 0, NO_CACHE, lambda count: None).correlations(PAIRS)
     monkeypatch.setattr(module, "PAIRS_AT_ONCE", 1)
     monkeypatch.setattr(module, "PAIRS_PER_LOOKUP", 2)
     monkeypatch.setattr(module, "FEW_BATCHES", 0)
-    result = Comparison(tiles, contents, 2, NO_CACHE, lambda count: None).correlations(PAIRS)
+    result = TileComparison(tiles, contents, 2, NO_CACHE, lambda count: None).correlations(PAIRS)
     assert np.allclose(result, expected, atol=1e-3, equal_nan=True)

@@ -8,7 +8,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from helpers.scenes import scene
-from probmcl.audit.duplicates.hashing import FLIP_MASK, Fingerprint, fingerprint, fingerprints
+from probmcl.audit.duplicates.hashing import FLIP_MASK, Fingerprint, fingerprints, image_fingerprint
 from probmcl.data.intensity import IntensityRange
 
 
@@ -18,17 +18,17 @@ def bits(one: int, other: int) -> int:
 
 def saved(path: Path, image: Image.Image) -> Fingerprint:
     image.save(path)
-    return fingerprint(path)
+    return image_fingerprint(path)
 
 
 def test_fingerprint_of_an_unreadable_file_has_only_a_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").write_bytes(b"")
-    assert fingerprint(tmp_path / "empty.jpg") == Fingerprint("the file is empty")
-    assert fingerprint(tmp_path / "none.jpg") == Fingerprint("does not exist")
+    assert image_fingerprint(tmp_path / "empty.jpg") == Fingerprint("the file is empty")
+    assert image_fingerprint(tmp_path / "none.jpg") == Fingerprint("does not exist")
     scene(0).save(tmp_path / "cut.jpg")
     (tmp_path / "cut.jpg").write_bytes((tmp_path / "cut.jpg").read_bytes()[:-300])
-    assert "truncated" in (fingerprint(tmp_path / "cut.jpg").reason or "")
-    assert not fingerprint(tmp_path / "none.jpg").nearly_constant
+    assert "truncated" in (image_fingerprint(tmp_path / "cut.jpg").reason or "")
+    assert not image_fingerprint(tmp_path / "none.jpg").nearly_constant
 
 
 def test_size_is_that_of_the_upright_full_image(tmp_path: Path) -> None:
@@ -37,10 +37,10 @@ def test_size_is_that_of_the_upright_full_image(tmp_path: Path) -> None:
     exif[ExifTags.Base.Orientation] = 6
     for name in ("exif.jpg", "exif.png", "exif.tif", "exif.webp"):
         scene(0, (60, 40)).save(tmp_path / name, exif=exif)
-        assert fingerprint(tmp_path / name).size == (40, 60)
+        assert image_fingerprint(tmp_path / name).size == (40, 60)
     exif[ExifTags.Base.Orientation] = 3
     scene(0, (60, 40)).save(tmp_path / "upside down.jpg", exif=exif)
-    assert fingerprint(tmp_path / "upside down.jpg").size == (60, 40)
+    assert image_fingerprint(tmp_path / "upside down.jpg").size == (60, 40)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_spread_is_the_standard_deviation_of_gray_levels(tmp_path: Path) -> None
 def test_intensity_range_is_applied(tmp_path: Path) -> None:
     deep = np.linspace(1000, 1200, 64 * 64).reshape(64, 64).astype(np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert fingerprint(tmp_path / "deep.png").nearly_constant
-    assert fingerprint(tmp_path / "deep.png", IntensityRange(1000.0, 1200.0)).spread > 60
+    assert image_fingerprint(tmp_path / "deep.png").nearly_constant
+    assert image_fingerprint(tmp_path / "deep.png", IntensityRange(1000.0, 1200.0)).spread > 60
     assert fingerprints([tmp_path / "deep.png"], intensity=IntensityRange(1000.0, 1200.0))[0].spread > 60
-    assert fingerprint(tmp_path / "deep.png").mode == "I;16"
+    assert image_fingerprint(tmp_path / "deep.png").mode == "I;16"
 
 
 def test_content_is_a_digest_of_the_bytes(tmp_path: Path) -> None:

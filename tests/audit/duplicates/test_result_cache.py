@@ -12,7 +12,7 @@ from probmcl.audit.duplicates import comparison, hashing, result_cache
 from probmcl.audit.duplicates.registration import Correlations, registered_correlation
 from probmcl.audit.duplicates.result_cache import NO_CACHE, ResultCache, open_results
 from probmcl.audit.duplicates.search import Duplicates, find_duplicates
-from probmcl.audit.prepare import check, prepare_data
+from probmcl.audit.prepare import audit_data, prepare_data
 from probmcl.console import Console
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
@@ -83,7 +83,7 @@ def test_training_reuses_the_results_of_check(paths: list[Path], work: list[str]
     rows = [f"{path.name},{'ab'[row % 2]},{splits[row]}\n" for row, path in enumerate(paths)]
     table.write_text("path,labels,split\n" + "".join(rows))
     source = DataSource(table)
-    check(source, console=Console.quiet())
+    audit_data(source, console=Console.quiet())
     assert work
     work.clear()
     prepare_data(source, console=Console.quiet())

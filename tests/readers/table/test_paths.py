@@ -7,7 +7,7 @@ from helpers.tables import Write, labels_of, refused, write_table
 from probmcl.data.records import Missing, Records
 from probmcl.errors import DataError
 from probmcl.readers.options import ReadOptions
-from probmcl.readers.spreadsheet import Table
+from probmcl.readers.spreadsheet import Spreadsheet
 from probmcl.readers.table.paths import find_images, find_index
 from probmcl.readers.table.table import read_table
 
@@ -126,7 +126,7 @@ def test_folders_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "scandir", count_scan)
     monkeypatch.setattr(Path, "is_file", count_check)
-    loaded = Table(table, ("file",), (names,), range(2, 102))
+    loaded = Spreadsheet(table, ("file",), (names,), range(2, 102))
     assert len(find_images(loaded, "file", find_index(tmp_path, None), "error")[0]) == 100
     assert calls == [str(tmp_path / "a"), str(tmp_path / "b")]
 

@@ -52,7 +52,7 @@ def write_tiles(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TileComparison:
     """Compares pairs of the images whose tiles are in `file` and whose digests are `contents`.
 
     Pairs that are in the cache are not registered again. `advance` is called with the number of pairs completed since

@@ -64,10 +64,10 @@ class Fingerprint(NamedTuple):
         return self.reason is None and self.spread < NEARLY_CONSTANT
 
 
-def fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerprint:
+def image_fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerprint:
     """Decode a file at a small size and return its fingerprint.
 
-    >>> fingerprint(Path("nowhere.jpg")).reason
+    >>> image_fingerprint(Path("nowhere.jpg")).reason
     'does not exist'
     """
     return _decode(path, intensity)[0]

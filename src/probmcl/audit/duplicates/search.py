@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from probmcl.audit.duplicates.candidates import CandidatePairs, candidate_pairs
-from probmcl.audit.duplicates.comparison import Comparison, write_tiles
+from probmcl.audit.duplicates.comparison import TileComparison, write_tiles
 from probmcl.audit.duplicates.hashing import Fingerprint, fingerprints
 from probmcl.audit.duplicates.registration import MIN_SIMILARITY
 from probmcl.audit.duplicates.result_cache import NO_CACHE, ResultCache, open_results
@@ -154,7 +154,7 @@ def near_duplicates(
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tiles, contents = Path(folder) / "tiles", [prints[row].content for row in rows]
         write_tiles(tiles, [paths[row] for row in rows], contents, intensity=intensity, workers=workers, cache=cache)
-        comparison = Comparison(tiles, contents, workers, cache, step)
+        comparison = TileComparison(tiles, contents, workers, cache, step)
         sample_coarse, sample_fine = comparison.correlations(sample)
         confirmed, doubtful = thresholds(np.where(np.isnan(sample_fine), sample_coarse, sample_fine))
         minimum = max(MIN_SIMILARITY[1], _unusual(sample_coarse, COARSE_DEVIATIONS))

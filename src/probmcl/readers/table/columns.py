@@ -9,7 +9,7 @@ from probmcl.errors import DataError, OptionError, Question, Reading, keyword, l
 from probmcl.readers.file_index import FileIndex
 from probmcl.readers.label_policy import CROSSES, flag_value, holds_flags
 from probmcl.readers.options import ReadOptions
-from probmcl.readers.spreadsheet import LIST_ITEM, Table, named, only_column, refuse_missing_column
+from probmcl.readers.spreadsheet import LIST_ITEM, Spreadsheet, named, only_column, refuse_missing_column
 from probmcl.readers.table.lists import CLASSES, Classes, NoLabelsError
 from probmcl.readers.table.paths import ID_AS_PATH, PATH, find_path_column
 
@@ -67,7 +67,7 @@ def has_path_name(names: Sequence[str], path_column: str | None = None) -> bool:
 
 
 def find_columns(
-    table: Table, index: FileIndex, classes: Classes, options: ReadOptions, keep: Sequence[str] = ()
+    table: Spreadsheet, index: FileIndex, classes: Classes, options: ReadOptions, keep: Sequence[str] = ()
 ) -> Columns:
     """Find the role of each column: by option, otherwise by name, otherwise by content."""
     for option, names in (("ignore", options.ignore), ("by", keep)):
@@ -92,7 +92,7 @@ def find_columns(
     return replace(columns, unread=tuple(name for name in columns.unread if name not in keep))
 
 
-def _columns_of_options(table: Table, options: ReadOptions) -> set[str]:
+def _columns_of_options(table: Spreadsheet, options: ReadOptions) -> set[str]:
     """Return the columns that the options select. Each must exist and have only one role."""
     taken: dict[str, str] = {}
     for option in ("path_column", "labels_column", "split_column", "group", "weight_column"):
@@ -106,14 +106,16 @@ def _columns_of_options(table: Table, options: ReadOptions) -> set[str]:
     return set(taken)
 
 
-def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
+def _role(table: Spreadsheet, value: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
     """Return the value of an option (None if blank) or, if it is not set, the only column with one of these names."""
     if value is not None:
         return value or None
     return only_column(table, names, taken, f'choose one with `{option}=COLUMN`, or none with `{option}=""`')
 
 
-def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
+def _with_labels(
+    table: Spreadsheet, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions
+) -> Columns:
     flags = [name for name in rest if holds_flags(table.texts(name), without=(*CROSSES, *options.unknown_label))]
     labels = _label_columns(table, rest, flags, options)
     texts = {text for name in labels for text in table.texts(name)} - {""}
@@ -146,7 +148,7 @@ def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Class
     return replace(columns, labels=labels, presence=presence, unread=tuple(rest))
 
 
-def _label_columns(table: Table, rest: list[str], flags: list[str], options: ReadOptions) -> tuple[str, ...]:
+def _label_columns(table: Spreadsheet, rest: list[str], flags: list[str], options: ReadOptions) -> tuple[str, ...]:
     """Return the columns with labels: by option, by name, numbered ones such as Type 1 and Type 2, or by content."""
     if options.labels_column:
         return (options.labels_column,)
@@ -167,7 +169,7 @@ def _label_columns(table: Table, rest: list[str], flags: list[str], options: Rea
     return tuple(lists) if len(lists) == 1 else ()
 
 
-def _numbered_columns(table: Table, names: Sequence[str]) -> tuple[str, ...]:
+def _numbered_columns(table: Spreadsheet, names: Sequence[str]) -> tuple[str, ...]:
     """Return columns with one name and different numbers that share labels, such as Type 1 and Type 2."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -188,7 +190,7 @@ def _are_numbers(texts: set[str]) -> bool:
     return all(re.fullmatch(r"[+-]?[\d.,]+(e[+-]?\d+)?", text, re.IGNORECASE) for text in texts)
 
 
-def _without_indices(table: Table, names: list[str]) -> list[str]:
+def _without_indices(table: Spreadsheet, names: list[str]) -> list[str]:
     """Return only the column of names if the others have a number for each name."""
     words = [name for name in names if not _are_numbers({*table.texts(name)} - {""})]
     together = {*zip(*(table.texts(name) for name in names), strict=True)}
@@ -204,7 +206,7 @@ def _holds_lists(texts: Sequence[str]) -> bool:
     return several and len(set(items)) <= MAX_VOCABULARY * len(cells) and not _are_numbers(set(items))
 
 
-def _ask_about_flags(table: Table, labels: str, flags: list[str], rest: list[str], classes: Classes) -> None:
+def _ask_about_flags(table: Spreadsheet, labels: str, flags: list[str], rest: list[str], classes: Classes) -> None:
     """Ask if the labels may be in a column or in one column per class. One column of flags among others is ignored."""
     listed = classes is not None and not set(flags) & set(classes)
     if flags and (flags == rest or (len(flags) > 1 and not listed)):
@@ -213,7 +215,7 @@ def _ask_about_flags(table: Table, labels: str, flags: list[str], rest: list[str
         raise Question(f"{table.path}: {question}", [in_list, Reading("one column per class", {"ignore": labels})])
 
 
-def _class_columns(table: Table, rest: list[str], classes: Classes, options: ReadOptions) -> tuple[str, ...]:
+def _class_columns(table: Spreadsheet, rest: list[str], classes: Classes, options: ReadOptions) -> tuple[str, ...]:
     """Return the columns named in `classes.txt` or, if it does not exist, the columns that contain flags."""
     for name in classes or ():
         if name not in rest:

@@ -13,7 +13,7 @@ from probmcl.data.labels import State
 from probmcl.errors import DataError, OptionError, Question, Reading, counted, keyword, listing
 from probmcl.readers.label_policy import BLANK, CROSSES, LabelPolicy, flag_value, holds_flags, meaning_notes
 from probmcl.readers.options import ReadOptions
-from probmcl.readers.spreadsheet import Table
+from probmcl.readers.spreadsheet import Spreadsheet
 from probmcl.readers.table.columns import Columns
 from probmcl.readers.table.label_names import free_and_bound, refuse_none_with_others
 from probmcl.readers.table.lists import Classes, Lists, NoLabelsError, read_lists
@@ -46,7 +46,7 @@ class Images(NamedTuple):
         return [values[row] for row in self.first.tolist()] if self.repeated else values
 
 
-class Entries(NamedTuple):
+class LabelEntries(NamedTuple):
     """The states of labels in rows. A class without an entry in a row has its default state.
 
     If `additive`, the rows of an image add labels to each other; otherwise, each row has all labels of its image.
@@ -70,7 +70,7 @@ class RepeatedRowsError(DataError):
         self.same, self.different = same, different
 
 
-def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRowsError:
+def repeated(table: Spreadsheet, images: Images, path: str, remedy: str) -> RepeatedRowsError:
     """Return an error for rows with the path of an earlier row; `path` is the path column."""
     others = [texts for name, texts in zip(table.columns, table.data, strict=True) if name != path]
     same, different = list[tuple[int, int]](), list[tuple[int, int]]()
@@ -85,12 +85,14 @@ def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRo
     return RepeatedRowsError(f"{table.path}, {both}{counts}{remedy}", *lines)
 
 
-def read_entries(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Entries:
+def read_entries(
+    table: Spreadsheet, columns: Columns, classes: Classes, images: Images, options: ReadOptions
+) -> LabelEntries:
     """Read the labels of a table in its layout."""
     return LAYOUTS[_layout(table, columns, images, options)](table, columns, classes, images, options)
 
 
-def _layout(table: Table, columns: Columns, images: Images, options: ReadOptions) -> str:
+def _layout(table: Spreadsheet, columns: Columns, images: Images, options: ReadOptions) -> str:
     if columns.classes:
         return "class columns"
     if images.repeated and options.rows == "images":
@@ -110,8 +112,8 @@ def _layout(table: Table, columns: Columns, images: Images, options: ReadOptions
 
 
 def read_class_columns(
-    table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions
-) -> Entries:
+    table: Spreadsheet, columns: Columns, classes: Classes, images: Images, options: ReadOptions
+) -> LabelEntries:
     """Read labels from a table with one column per class. Labels in the difficult column are unknown.
 
     By default, blanks are unknown if any cell is 0, and absent if labels are marked by a cross. If no cell is 0, blanks
@@ -146,10 +148,10 @@ def read_class_columns(
     of_class = np.repeat(np.arange(len(names)), [len(entries) for entries in rows])
     values = np.concatenate([column[entries] for column, entries in zip(states, rows, strict=True)])
     description = "; ".join((f"one column per class ({listing(map(repr, names))})", *notes))
-    return Entries(names, np.concatenate(rows), of_class, values, frequent, description)
+    return LabelEntries(names, np.concatenate(rows), of_class, values, frequent, description)
 
 
-def _flags(table: Table, column: str, remedy: str, unknown: Sequence[str] = ()) -> UInt8[ndarray, "N"]:
+def _flags(table: Spreadsheet, column: str, remedy: str, unknown: Sequence[str] = ()) -> UInt8[ndarray, "N"]:
     """Return the state of each cell of a column, or BLANK. A text that is not a flag or in `unknown` is an error."""
     texts = table.texts(column)
     values = {text: int(State.UNKNOWN) if text in unknown else flag_value(text) for text in set(texts)}
@@ -161,7 +163,7 @@ def _flags(table: Table, column: str, remedy: str, unknown: Sequence[str] = ()) 
     return np.fromiter((values[text] or 0 for text in texts), dtype=np.uint8, count=len(texts))
 
 
-def _refuse_options_for_lists(table: Table, names: Sequence[str], options: ReadOptions) -> None:
+def _refuse_options_for_lists(table: Spreadsheet, names: Sequence[str], options: ReadOptions) -> None:
     problem = f"needs a column of labels, but {table.path} has one column per class ({listing(map(repr, names))})"
     if options.rows == "labels":
         remedy = "remove the option, or select the label column with `labels_column=COLUMN`"
@@ -172,7 +174,7 @@ def _refuse_options_for_lists(table: Table, names: Sequence[str], options: ReadO
 
 
 def _ask_about_blanks(
-    table: Table, names: Sequence[str], flags: Sequence[UInt8[ndarray, "N"]], policy: LabelPolicy
+    table: Spreadsheet, names: Sequence[str], flags: Sequence[UInt8[ndarray, "N"]], policy: LabelPolicy
 ) -> None:
     """Ask about classes with 1s and blanks but no 0s: if blanks were unknown, all known labels would be positive.
 
@@ -193,7 +195,9 @@ def _ask_about_blanks(
         )
 
 
-def _ask_about_minus_one(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
+def _ask_about_minus_one(
+    table: Spreadsheet, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy
+) -> None:
     """Ask for the meaning of −1 if no cell is 0 and no blank means absent."""
     uncertain = [name for name, number in zip(names, counts[:, State.UNCERTAIN], strict=True) if number]
     absent = policy.blank_states(names, default="unknown")[counts[:, BLANK] > 0] == State.ABSENT
@@ -212,7 +216,9 @@ def _meanings(option: str, cell: str) -> list[Reading]:
     return [Reading(f"{cell} means {meaning}", {option: value}) for meaning, value in meanings.items()]
 
 
-def read_label_lists(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Entries:
+def read_label_lists(
+    table: Spreadsheet, columns: Columns, classes: Classes, images: Images, options: ReadOptions
+) -> LabelEntries:
     """Read one or several columns of labels per image. Labels in the difficult column are unknown."""
     difficult = [columns.difficult] if columns.difficult else []
     spaces = len(columns.labels) == 1  # in several columns, a space is part of a name
@@ -231,10 +237,12 @@ def read_label_lists(table: Table, columns: Columns, classes: Classes, images: I
     noun = "column" if len(columns.labels) == 1 else "columns"
     text = _describe(f"{noun} {listing(map(repr, columns.labels))}", lists, notes)
     default = np.full(len(blanks), State.ABSENT, dtype=np.uint8)
-    return Entries(lists.names, *_last(parts, len(blanks)), default, text, lists.hierarchy)
+    return LabelEntries(lists.names, *_last(parts, len(blanks)), default, text, lists.hierarchy)
 
 
-def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Entries:
+def read_label_rows(
+    table: Spreadsheet, columns: Columns, classes: Classes, images: Images, options: ReadOptions
+) -> LabelEntries:
     """Read one row per label or box. Labels without a row are absent unless the policy defines them as unknown."""
     if columns.difficult:
         raise DataError(
@@ -272,10 +280,10 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
     uncertain = int((flags == State.UNCERTAIN).sum())
     notes += meaning_notes(policy, None, uncertain, "negative")
     text = _describe(f"column {listing(map(repr, columns.labels))}, one row per label", lists, notes)
-    return Entries(lists.names, *_last(parts, len(blanks)), blanks, text, lists.hierarchy, additive=True)
+    return LabelEntries(lists.names, *_last(parts, len(blanks)), blanks, text, lists.hierarchy, additive=True)
 
 
-LAYOUTS: Mapping[str, Callable[[Table, Columns, Classes, Images, ReadOptions], Entries]] = {
+LAYOUTS: Mapping[str, Callable[[Spreadsheet, Columns, Classes, Images, ReadOptions], LabelEntries]] = {
     "class columns": read_class_columns,
     "lists": read_label_lists,
     "label rows": read_label_rows,
@@ -314,7 +322,9 @@ def _describe(layout: str, lists: Lists, notes: list[str]) -> str:
     return "; ".join([f"{layout}, {head}, {count}", *meanings, *notes])
 
 
-def _refuse_possible_lists(table: Table, columns: Columns, images: Images, lists: Lists, classes: Classes) -> None:
+def _refuse_possible_lists(
+    table: Spreadsheet, columns: Columns, images: Images, lists: Lists, classes: Classes
+) -> None:
     """Refuse repeated paths if cells may be lists, because the repetition may be a mistake."""
     words = {tuple(text.split()): 1 for name in columns.labels for text in set(table.texts(name)) - lists.none}
     spaced = classes is None and bool(free_and_bound(words)[0])
@@ -329,7 +339,7 @@ def _refuse_possible_lists(table: Table, columns: Columns, images: Images, lists
 
 
 def _refuse_none_in_other_rows(
-    table: Table, lists: Lists, images: Images, rows: Int[ndarray, "P"], options: ReadOptions
+    table: Spreadsheet, lists: Lists, images: Images, rows: Int[ndarray, "P"], options: ReadOptions
 ) -> None:
     row_of_image = dict(zip(images.of_row[rows].tolist(), rows.tolist(), strict=True)) if lists.none_rows else {}
     for row in lists.none_rows:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from probmcl.errors import DataError, OptionError, Question, Reading, counted, quoted, suggestion
 from probmcl.readers.options import ReadOptions
-from probmcl.readers.spreadsheet import LIST_ITEM, Table, read_text
+from probmcl.readers.spreadsheet import LIST_ITEM, Spreadsheet, read_encoded_text
 from probmcl.readers.table.label_names import (
     Words,
     find_blanks,
@@ -56,7 +56,7 @@ class Lists(NamedTuple):
 class _Cells(NamedTuple):
     """The distinct texts of some columns, and the labels that mean "no label" or "unknown"."""
 
-    table: Table
+    table: Spreadsheet
     columns: Sequence[str]
     times: Mapping[str, int]  # number of cells with each text
     plain: dict[str, str]  # each text, with lists in brackets as items, and "" for a blank
@@ -95,7 +95,7 @@ def read_classes(path: Path) -> Classes:
     """Read the class names from a file with one name per line; return None if it does not exist."""
     if not path.exists():
         return None
-    names = [line.strip() for line in read_text(path).rstrip().splitlines()]
+    names = [line.strip() for line in read_encoded_text(path).rstrip().splitlines()]
     first: dict[str, int] = {}
     for line, name in enumerate(names, 1):
         if not name:
@@ -108,7 +108,7 @@ def read_classes(path: Path) -> Classes:
 
 
 def read_lists(
-    table: Table, columns: Sequence[str], classes: Classes, options: ReadOptions, *, spaces: bool = True
+    table: Spreadsheet, columns: Sequence[str], classes: Classes, options: ReadOptions, *, spaces: bool = True
 ) -> Lists:
     """Read lists of labels, using the only separator that fits the classes or, without classes, the labels.
 
@@ -156,7 +156,7 @@ def read_lists(
     )
 
 
-def _cells(table: Table, columns: Sequence[str], classes: Classes, options: ReadOptions) -> _Cells:
+def _cells(table: Spreadsheet, columns: Sequence[str], classes: Classes, options: ReadOptions) -> _Cells:
     times = sum((Counter(table.texts(column)) for column in columns), Counter[str]())
     blanks = find_blanks(times, options.none_label, classes) - {*options.unknown_label}
     plain = {text: "" if text in blanks else text for text in times}

@@ -10,9 +10,9 @@ from numpy import ndarray
 from probmcl.data.labels import LabelStates, State
 from probmcl.errors import DataError, Question, Reading, counted
 from probmcl.readers.options import Annotators
-from probmcl.readers.spreadsheet import Table
+from probmcl.readers.spreadsheet import Spreadsheet
 from probmcl.readers.table.columns import Columns
-from probmcl.readers.table.entries import Entries, Images, repeated
+from probmcl.readers.table.entries import Images, LabelEntries, repeated
 
 ANNOTATORS = {
     "majority": "the majority decides, and ties are unknown",
@@ -22,7 +22,12 @@ ANNOTATORS = {
 
 
 def merge_rows(
-    table: Table, columns: Columns, entries: Entries, images: Images, units: Images, option: Annotators | None
+    table: Spreadsheet,
+    columns: Columns,
+    entries: LabelEntries,
+    images: Images,
+    units: Images,
+    option: Annotators | None,
 ) -> LabelStates:
     """Merge the rows of images, each annotator's rows (`units`) first. Contradictory rows are an error."""
     rows, classes, states = entries.rows, entries.classes, entries.states
@@ -39,7 +44,7 @@ def merge_rows(
     return _voted(table, columns.annotator, merged.dense(), units, images, entries.names, option)
 
 
-def _refuse_contradictory_labels(table: Table, entries: Entries, images: Images) -> None:
+def _refuse_contradictory_labels(table: Spreadsheet, entries: LabelEntries, images: Images) -> None:
     """Refuse a label that is present in one row of an image and absent or unknown in another."""
     keys = images.of_row[entries.rows] * len(entries.names) + entries.classes
     order = np.lexsort((entries.states, keys))
@@ -52,7 +57,7 @@ def _refuse_contradictory_labels(table: Table, entries: Entries, images: Images)
         raise DataError(f"{both}: contradictory states of the {label}; remove one of the rows")
 
 
-def _refuse_contradictory_rows(table: Table, path: str, entries: Entries, images: Images) -> None:
+def _refuse_contradictory_rows(table: Spreadsheet, path: str, entries: LabelEntries, images: Images) -> None:
     several = np.bincount(images.of_row)[images.of_row] > 1
     kept = several[entries.rows]
     labels: dict[int, set[tuple[int, int]]] = defaultdict(set)
@@ -64,7 +69,7 @@ def _refuse_contradictory_rows(table: Table, path: str, entries: Entries, images
 
 
 def _voted(
-    table: Table,
+    table: Spreadsheet,
     column: str,
     states: UInt8[ndarray, "U C"],
     units: Images,

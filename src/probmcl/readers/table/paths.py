@@ -11,7 +11,7 @@ from probmcl.data.image_files import is_image
 from probmcl.data.records import Missing
 from probmcl.errors import DataError, OptionError, counted, listing, quoted
 from probmcl.readers.file_index import CASE, FileIndex, Place, common_folders, files_in
-from probmcl.readers.spreadsheet import Table, named
+from probmcl.readers.spreadsheet import Spreadsheet, named
 
 PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
@@ -34,7 +34,7 @@ def find_index(folder: Path, images: Path | None, extra: Sequence[Path] = ()) ->
     return FileIndex([images] if images else [folder, *inner, *extra])
 
 
-def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
+def find_path_column(table: Spreadsheet, index: FileIndex, taken: set[str]) -> str:
     """Return the column that names the images: by name if its texts match files, otherwise by content."""
     free = [column for column in table.columns if column not in taken]
     by_name = named(free, PATH) or named(free, ID_AS_PATH)
@@ -61,14 +61,14 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
     )
 
 
-def _sample(table: Table, column: str) -> list[str]:
+def _sample(table: Spreadsheet, column: str) -> list[str]:
     texts = table.texts(column)
     spread = dict.fromkeys(texts[:: max(1, len(texts) // (4 * SAMPLED))])
     distinct = [text for text in spread if text and "\0" not in text]
     return distinct[:: max(1, len(distinct) // SAMPLED)][:SAMPLED]
 
 
-def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -> tuple[list[str], list[str]]:
+def find_images(table: Spreadsheet, column: str, index: FileIndex, missing: Missing) -> tuple[list[str], list[str]]:
     """Return the image file of each row, and notes on how the files were found. A missing file is an error.
 
     With `missing="keep"`, it is an error only if all files are missing.
@@ -103,7 +103,7 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
     return files, notes
 
 
-def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> None:
+def _refuse_invalid_paths(table: Spreadsheet, column: str, texts: Sequence[str]) -> None:
     joined = "\n".join(texts)
     if "" not in texts and "\0" not in joined and ".." not in joined:  # faster than a test of each text
         return
@@ -120,7 +120,7 @@ def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> No
             )
 
 
-def _refuse_two_places(table: Table, index: FileIndex, places: Sequence[Place], texts: Sequence[str]) -> None:
+def _refuse_two_places(table: Spreadsheet, index: FileIndex, places: Sequence[Place], texts: Sequence[str]) -> None:
     """Refuse different files in two places that match equally well; absolute paths match the same files."""
     for other in places[1:]:
         pairs = zip(places[0].paths(texts), other.paths(texts), strict=True)
@@ -131,7 +131,7 @@ def _refuse_two_places(table: Table, index: FileIndex, places: Sequence[Place], 
             )
 
 
-def _missing_message(table: Table, texts: Sequence[str], absent: Sequence[int], roots: Sequence[Path]) -> str:
+def _missing_message(table: Spreadsheet, texts: Sequence[str], absent: Sequence[int], roots: Sequence[Path]) -> str:
     text, remedy = texts[absent[0]], "use `images=FOLDER` if the images are in another folder"
     folder, _, name = text.rpartition("/")
     for other in (other for root in roots for other in files_in(str(root / folder))):

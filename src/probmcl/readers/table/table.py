@@ -18,15 +18,15 @@ from probmcl.data.image_files import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, counted, listing, quoted
-from probmcl.readers.annotations import json_format
+from probmcl.readers.annotations import annotation_format
 from probmcl.readers.file_index import FileIndex
 from probmcl.readers.hierarchy_file import read_hierarchy
 from probmcl.readers.option_values import split_at_commas
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.questions import answered
-from probmcl.readers.spreadsheet import EXCEL_ROWS, SUFFIXES, Table, load
+from probmcl.readers.spreadsheet import EXCEL_ROWS, SUFFIXES, Spreadsheet, load_spreadsheet
 from probmcl.readers.table.columns import Columns, find_columns, has_path_name
-from probmcl.readers.table.entries import Entries, Images, read_entries
+from probmcl.readers.table.entries import Images, LabelEntries, read_entries
 from probmcl.readers.table.lists import CLASSES, SEPARATORS, read_classes
 from probmcl.readers.table.paths import EXCEL_CELL, find_images, find_index
 
@@ -46,13 +46,13 @@ def recognizes(folder: Path) -> bool:
 def table_files(folder: Path) -> list[Path]:
     """Return the files in a folder that have the suffix of a table, except class names and annotations in JSON."""
     files = (path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in files if path.name != CLASSES and json_format(path) is None)
+    return sorted(path for path in files if path.name != CLASSES and annotation_format(path) is None)
 
 
 def has_image_paths(path: Path) -> bool:
     """Return whether a file is a table with a column whose name indicates image paths."""
     try:
-        return has_path_name(load(path, has_path_name, most=1).columns)
+        return has_path_name(load_spreadsheet(path, has_path_name, most=1).columns)
     except DataError:
         return False
 
@@ -73,12 +73,12 @@ def read_table(
     missing. Without a split column, all images are in train. If two readings give different labels, `Question` is
     raised.
     """
-    table = load(Path(path), lambda names: has_path_name(names, options.path_column))
+    table = load_spreadsheet(Path(path), lambda names: has_path_name(names, options.path_column))
     return read_loaded(table, options, find_index(table.folder, images), keep=keep, missing=missing)
 
 
 def read_loaded(
-    table: Table, options: ReadOptions, index: FileIndex, *, keep: Sequence[str] = (), missing: Missing = "error"
+    table: Spreadsheet, options: ReadOptions, index: FileIndex, *, keep: Sequence[str] = (), missing: Missing = "error"
 ) -> Records:
     """Return the records of a loaded table. A question is asked only if its readings give different labels."""
     ignored = split_at_commas(options.ignore, table.columns.__contains__)
@@ -94,7 +94,9 @@ def _has(cell: str, label: str) -> bool:
     )
 
 
-def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequence[str], missing: Missing) -> Records:
+def _records(
+    table: Spreadsheet, index: FileIndex, options: ReadOptions, keep: Sequence[str], missing: Missing
+) -> Records:
     classes = read_classes(table.folder / CLASSES)
     columns = find_columns(table, index, classes, options, keep)
     paths, notes = find_images(table, columns.path, index, missing)
@@ -121,7 +123,7 @@ def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequenc
 
 
 def _states(
-    table: Table, columns: Columns, entries: Entries, images: Images, units: Images, options: ReadOptions
+    table: Spreadsheet, columns: Columns, entries: LabelEntries, images: Images, units: Images, options: ReadOptions
 ) -> LabelStates:
     chance = options.policy.chance(entries.names)
     if images.repeated:
@@ -134,7 +136,7 @@ def _states(
     return LabelStates.from_entries(rows, classes, states, shape, default=entries.default, chance=chance)
 
 
-def _describe(table: Table, columns: Columns, entries: Entries, images: Images, notes: Sequence[str]) -> str:
+def _describe(table: Spreadsheet, columns: Columns, entries: LabelEntries, images: Images, notes: Sequence[str]) -> str:
     rows = [f"{len(table):,} rows are {counted(len(images.first), 'image')}"] if images.repeated else []
     roles = ("split", "difficult", "group", "weight", "annotator")
     others = [f"{role} column {getattr(columns, role)!r}" for role in roles if getattr(columns, role)]
@@ -144,7 +146,7 @@ def _describe(table: Table, columns: Columns, entries: Entries, images: Images, 
     return "\n".join(filter(None, lines))
 
 
-def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
+def _excel_warnings(table: Spreadsheet, names: Sequence[str]) -> list[str]:
     changed = [name for name in names if EXCEL_CELL.fullmatch(name)]
     like = "label {} looks like a date or number" if len(changed) == 1 else "labels {} look like dates or numbers"
     warnings = [f"{like.format(quoted(changed[:3]))} that Excel changed"] if changed else []
@@ -153,7 +155,7 @@ def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
     return warnings
 
 
-def _values(table: Table, column: str, images: Images) -> Sequence[str]:
+def _values(table: Spreadsheet, column: str, images: Images) -> Sequence[str]:
     """Return each image's value in a column. Rows of the same image must agree."""
     texts = table.texts(column)
     for row, first in enumerate(images.first[images.of_row].tolist() if images.repeated else ()):
@@ -166,7 +168,7 @@ def _values(table: Table, column: str, images: Images) -> Sequence[str]:
     return images.select(texts)
 
 
-def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ...]:
+def _splits(table: Spreadsheet, column: str | None, images: Images) -> tuple[Split, ...]:
     """Return the split of each image; without a split column, all are in train."""
     if column is None:
         train: Split = "train"
@@ -187,7 +189,7 @@ def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ..
         raise DataError(f"{error}. An image in two splits is a leak: its score would be too high") from None
 
 
-def _groups(table: Table, column: str | None, images: Images) -> tuple[str, ...] | None:
+def _groups(table: Spreadsheet, column: str | None, images: Images) -> tuple[str, ...] | None:
     if column is None:
         return None
     texts = table.texts(column)
@@ -197,7 +199,7 @@ def _groups(table: Table, column: str | None, images: Images) -> tuple[str, ...]
     return tuple(_values(table, column, images))
 
 
-def _weights(table: Table, column: str | None, images: Images) -> Float64[ndarray, "N"] | None:
+def _weights(table: Spreadsheet, column: str | None, images: Images) -> Float64[ndarray, "N"] | None:
     """Return the weight of each image, or None without a weight column. At least one weight must be positive."""
     if column is None:
         return None
@@ -213,7 +215,7 @@ def _weights(table: Table, column: str | None, images: Images) -> Float64[ndarra
     return weights
 
 
-def _hierarchy(path: Path | None, entries: Entries) -> dict[str, str] | None:
+def _hierarchy(path: Path | None, entries: LabelEntries) -> dict[str, str] | None:
     try:
         return read_hierarchy(path, entries.names) if path else dict(entries.hierarchy) or None
     except DataError as error:
