@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -121,6 +122,13 @@ MODULES = {
     ),
 }
 """All modules of the packages with an inner order; each may import only from those before it."""
+
+ALLOWED_HOMONYMS = {
+    "command": ("cli", "the function of a command, which the command line finds by this name"),
+    "Config": ("methods", "the settings of the method in the same file"),
+    "recognizes": ("readers", "whether a path has the format of a reader; the detection of formats asks every reader"),
+}
+"""Names that several modules may define, at most five: the package of these modules, and what the name means there."""
 
 LIGHT_MODULES = (
     "probmcl",
@@ -245,6 +253,24 @@ def test_no_modules_import_each_other() -> None:
         TopologicalSorter({module: imported(path) for module, path in PATHS.items()}).prepare()
     except CycleError as error:
         pytest.fail(f"a cycle of imports: {' <- '.join(error.args[1])}")
+
+
+def test_a_name_means_one_thing() -> None:
+    definitions: dict[str, list[Path]] = defaultdict(list)
+    for path in FILES:
+        for node in tree(path).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                definitions[node.name].append(path)
+    repeated = {name: paths for name, paths in definitions.items() if len(paths) > 1}
+    stray = {}
+    for name, paths in repeated.items():
+        package, _ = ALLOWED_HOMONYMS.get(name, ("", ""))
+        others = [module_of(path) for path in paths if package_of(path) != package]
+        if others:
+            stray[name] = others
+    assert not stray
+    assert len(ALLOWED_HOMONYMS) <= 5
+    assert ALLOWED_HOMONYMS.keys() <= repeated.keys(), "an exception that nothing needs"
 
 
 def test_no_file_has_a_vague_name() -> None:
