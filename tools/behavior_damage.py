@@ -85,7 +85,7 @@ def change(cwd: Path, words: list[str]) -> None:
 
 def set_key(path: Path, key: str, value: Any, *, delete: bool = False) -> None:
     """Set or delete a key of a JSON file, such as `jobs.0.method`."""
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]
     inner = content
     for part in parents:
@@ -94,7 +94,7 @@ def set_key(path: Path, key: str, value: Any, *, delete: bool = False) -> None:
         del inner[last]
     else:
         inner[last] = value
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
 
 
 def copy(source: Path, target: Path) -> None:

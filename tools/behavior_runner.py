@@ -317,7 +317,9 @@ def text(path: Path) -> str:
 
 def page_code(page: Path, heading: str) -> str:
     """Return the Python blocks of a section that the page marks to be run."""
-    section = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL)
+    section = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     if section is None:
         return f"raise SystemExit('{page.name} has no section {heading!r}')"
     return "\n".join(re.findall(r"<!-- run -->\n```python\n(.*?)```", section[1], re.DOTALL))
@@ -371,10 +373,10 @@ def write_record(target: Path, folder: Path, before: Mapping[str, str], record: 
 def verified(manifest: Path) -> str:
     """Return a manifest in which each size and checksum is replaced by whether it is that of the file."""
     try:
-        content = json.loads(manifest.read_text())
+        content = json.loads(manifest.read_text(encoding="utf-8"))
         entries = content["files"].items()
     except (ValueError, KeyError, TypeError, AttributeError):
-        return manifest.read_text(errors="replace")
+        return manifest.read_text(encoding="utf-8", errors="replace")
     for name, entry in entries:
         path = manifest.parent / name
         if not isinstance(entry, dict) or not path.is_file():

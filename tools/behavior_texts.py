@@ -91,9 +91,13 @@ def file_lines(path: Path, places: Mapping[str, str]) -> list[str]:
     try:
         match "".join(path.suffixes[-1:]) or path.name:
             case ".json" | ".lock":
-                return list(without_varying(json_lines(json.loads(path.read_text()), places), path.name))
+                return list(
+                    without_varying(json_lines(json.loads(path.read_text(encoding="utf-8")), places), path.name)
+                )
             case ".jsonl":
-                documents = [json_lines(json.loads(line), places) for line in path.read_text().splitlines()]
+                documents = [
+                    json_lines(json.loads(line), places) for line in path.read_text(encoding="utf-8").splitlines()
+                ]
                 return [line for document in documents for line in ["(line)", *without_varying(document, path.name)]]
             case ".npz":
                 with np.load(path) as file:

@@ -133,6 +133,6 @@ def _commit() -> str | None:
         return None
     git = ["git", "-C", str(source), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        return subprocess.run(git, capture_output=True, encoding="utf-8", check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
