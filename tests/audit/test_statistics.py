@@ -20,7 +20,7 @@ from probmcl.audit.statistics import (
 )
 from probmcl.data.records import Records, Split
 
-LABELS = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
+LABELS = np.array([[1, 1, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]], dtype=float)
 KNOWN = np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]], dtype=bool)
 SPLITS: tuple[Split, ...] = ("train", "train", "train", "val", "test")
 
