@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class ReportInput:
-    """What the sections of a report are computed from. Results that several sections need are computed once.
+    """The input of all sections of a report. Results that several sections need are computed once.
 
     Attributes:
         run: the stored results of the run.
