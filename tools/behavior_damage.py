@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-VERBATIM = {"set": 3, "write": 2, "append": 2, "header": 2}
+VERBATIM = {"set": 3, "unset": 2, "write": 2, "append": 2, "header": 2, "python": 1}
 """Steps whose last argument is not split into words, and the number of their arguments."""
 
 
@@ -84,9 +84,10 @@ def change(cwd: Path, words: list[str]) -> None:
 
 
 def set_key(path: Path, key: str, value: Any, *, delete: bool = False) -> None:
-    """Set or delete a key of a JSON file, such as `jobs.0.method`."""
+    """Set or delete a key of a JSON file, such as `jobs.0.method` or `["files", "a.csv"]`."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+    parts = json.loads(key) if key.startswith("[") else key.split(".")
+    *parents, last = [int(part) if part.isdigit() else part for part in parts]
     inner = content
     for part in parents:
         inner = inner[part]

@@ -4,8 +4,10 @@ A case runs in an empty folder, or in a copy of the folder of the case after `fr
 
     probmcl WORDS              a command, in one process
     torchrun WORDS             a command, in two processes
-    kill PATTERN probmcl WORDS a command that is killed right after it writes a file with such a name
+    SIGNAL PATTERN probmcl ... a command that gets a signal right after it writes a file with such a name; SIGNAL is
+                               kill, interrupt, terminate or hangup
     page HEADING               the code of a section of the tree's docs/python.md
+    python CODE                other code
     cd FOLDER                  another working directory
     set FILE KEY JSON          a change of a file; behavior_damage.py has all of these steps
 
@@ -16,25 +18,29 @@ Exit codes, outputs, and files that are new or changed are compared after each c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 WORDS = {
-    "PHOTOS": "INPUTS/photos",
-    "TINY": "--encoder test_convnext --weights none --image-size 32 --workers 0 --probe-epochs 3 --batch-size 8",
-    "SMALL": "--encoder test_convnext --weights none --image-size 32 --workers 0 --probe-epochs 3 --batch-size 8"
-    " --epochs 2",
+    "SMALL": "TINY --epochs 2",
+    "TINY": "ENCODER --weights none --batch-size 8",
+    "ENCODER": "--encoder test_convnext --image-size 32 --workers 0 --probe-epochs 3",
+    "KEYWORDS": 'encoder="test_convnext", weights="none", image_size=32, workers=0, probe_epochs=3, batch_size=8,'
+    " report=False",
     "METHODS": "--methods bce asl --seeds 2 --epochs 2",
+    "PHOTOS": "INPUTS/photos",
 }
+"""Words in steps and what they mean, in the order in which they are replaced."""
 
 
 VARIES = (
     # A checksum of absolute paths, in a folder of the case.
     ("resume/changed photographs *", "file *run.json", r"^records = .*$", "records = VARIES"),
-    ("page/*", "file *run.json", r"^records = .*$", "records = VARIES"),
-    ("page/*", "file *report.json", r"data_hash = .*$", "data_hash = VARIES"),
-    ("page/*", "file *report.html", r'<code class="hash">\w+$', "<code>VARIES"),
+    ("python/page", "file *run.json", r"^records = .*$", "records = VARIES"),
+    ("python/page", "file *report.json", r"data_hash = .*$", "data_hash = VARIES"),
+    ("python/page", "file *report.html", r'<code class="hash">\w+$', "<code>VARIES"),
     # What torchrun itself prints if a process fails: which one is noticed first is a race.
     ("two processes/*", "* stderr", r"^[WE]\d{4} [\s\S]*", "(torchrun)"),
     # Measured speeds in tables, next to the measured time.
@@ -81,7 +87,7 @@ CHECKS = {
     "16 bits, full range": "INPUTS/deep --range full",
     "16 bits, no range": "INPUTS/deep",
     "hierarchy": "PHOTOS --hierarchy INPUTS/hierarchy.csv",
-    "hierarchy of classes": "PHOTOS --hierarchy INPUTS/hierarchy_of_classes.csv",
+    "hierarchy of unknown classes": "PHOTOS --hierarchy INPUTS/hierarchy_unknown.csv",
     "unknown label": "PHOTOS --unknown-label sky",
     "none label": "PHOTOS --none-label sky",
     "format": "PHOTOS --format table --labels-column labels --path-column filename --split-column split",
@@ -116,7 +122,8 @@ LISTS = {
     "encoders unknown": "encoders resnet5000",
     "cost": "cost bce probmcl csra --encoders test_resnet --image-sizes 64 --classes 9 80 --out costs.csv",
     "cost json": "cost bce --encoders test_resnet --image-sizes 64 --classes 3 --out costs.json",
-    "cost markdown": "cost asl:paper --encoders test_resnet --image-sizes 64 --classes 3 --out costs.md",
+    "cost markdown": "cost probmcl:paper --encoders test_resnet --image-sizes 64 --classes 3 --out costs.md",
+    "cost of the paper": "cost --paper",
     "cost of a preset": "cost probmcl --preset paper --encoders test_resnet --image-sizes 64",
 }
 
@@ -135,7 +142,7 @@ TRAININGS = {
     "built-in recipe": "PHOTOS SMALL --recipe coco-csra-resnet101-448 --no-report",
     "loss": "PHOTOS SMALL --loss INPUTS/losses.py:good",
     "contrastive loss": "PHOTOS SMALL --loss INPUTS/losses.py:contrast --no-report",
-    "isotonic": "INPUTS/many SMALL --batch-size 32 --method bce --calibration isotonic",
+    "isotonic": "INPUTS/many ENCODER --weights none --epochs 2 --method bce --calibration isotonic",
     "isotonic, few": "PHOTOS SMALL --method bce --calibration isotonic --no-report",
     "no calibration": "PHOTOS SMALL --method bce --calibration none",
     "thresholds f1": "PHOTOS SMALL --method bce --thresholds f1 --no-report",
@@ -153,14 +160,14 @@ TRAININGS = {
     "problems": "INPUTS/problems SMALL --method bce --skip-bad 0.2 --allow-leaks",
     "leaks": "INPUTS/leaky SMALL --method bce",
     "16 bits": "INPUTS/deep SMALL --method bce --range auto",
-    "hierarchy": "PHOTOS SMALL --method bce --hierarchy INPUTS/hierarchy_of_classes.csv --no-report",
+    "hierarchy": "PHOTOS SMALL --method bce --hierarchy INPUTS/hierarchy.csv --no-report",
     "unknown labels": "PHOTOS SMALL --method auto --unknown-label sky --no-report",
     "augment paper": "PHOTOS SMALL --method bce --augment paper --no-report",
     "augment none": "PHOTOS SMALL --method bce --augment none --no-report",
     "no neighbors": "PHOTOS SMALL --method bce --no-neighbors",
     "learning rate": "PHOTOS SMALL --method asl --lr 0.01 --set gamma_negative=2 --no-report",
-    "worker processes": "PHOTOS SMALL --method bce --workers 2 --no-report",
-    "another encoder": "PHOTOS SMALL --method bce --encoder test_resnet --image-size 64",
+    "worker processes": "PHOTOS --encoder test_convnext --weights none --image-size 32 --workers 2 --epochs 2",
+    "another encoder": "PHOTOS --encoder test_resnet --weights none --image-size 64 --workers 0 --epochs 2",
 }
 
 KILLED_AFTER = {
@@ -170,6 +177,10 @@ KILLED_AFTER = {
     "its own head": "bce*own?head*",
     "the outcome": "bce.outcome.json",
 }
+
+SIGNALS = ("interrupt", "terminate", "hangup")
+
+TRAINED_LAYOUTS = ("list-space", "columns-unknown", "test-without-column")
 
 # Commands that need a finished run. It is a copy of that of train/bce, in the folder `run`.
 
@@ -217,6 +228,9 @@ WITH_RUN = {
     "explain/all": "explain run PHOTOS/0.jpg --labels all --workers 0 --out maps",
     "explain/labels": "explain run PHOTOS/0.jpg PHOTOS/2.jpg --labels sky roof --threshold 0.3 --workers 0 --out maps",
     "explain/problems": "explain run INPUTS/problems/3.jpg INPUTS/problems/4.jpg PHOTOS/1.jpg --workers 0 --out maps",
+    "train/with the split of a run": "train PHOTOS SMALL --method bce --split-file run/split.csv --no-report --out new",
+    "train/with weights of a run": "train PHOTOS ENCODER --epochs 2 --method bce --weights run --no-report --out new",
+    "check/with the split of a run": "check PHOTOS --split-file run/split.csv --workers 0",
     "report/again": "report run",
     "report/no images": "report run --no-images --out page.html",
 }
@@ -346,7 +360,7 @@ WRONG_WITH_RUN = {
     "evaluate names of unknown classes": "evaluate run INPUTS/site --rename INPUTS/names_unknown.csv",
     "evaluate damaged names": "evaluate run INPUTS/site --rename INPUTS/names_damaged.json",
     "evaluate into an existing file": "evaluate run --json INPUTS/exists.csv",
-    "evaluate unreadable images": "evaluate run INPUTS/problems",
+    "evaluate unreadable images": "evaluate run INPUTS/problems --split train",
     "calibrate unknown rule": "calibrate run --thresholds best",
     "calibrate with data of no common class": "calibrate run INPUTS/deep --workers 0",
     "explain unknown label": "explain run PHOTOS/0.jpg --labels castle --out maps",
@@ -361,7 +375,6 @@ WRONG_WITH_RUN = {
     "resume a finished run": "train --resume run",
     "train into the run": "train PHOTOS SMALL --out run",
     "train with weights of another encoder": "train PHOTOS --encoder test_resnet --weights run --image-size 32",
-    "train with weights of the run": "train PHOTOS SMALL --method bce --weights run --out new --no-report",
 }
 
 PREDICT = "probmcl predict run PHOTOS/1.jpg --workers 0"
@@ -386,9 +399,9 @@ DAMAGED_RUNS = {
     "run.json is huge": ("huge run/run.json", PREDICT),
     "run.json is missing": ("delete run/run.json", PREDICT),
     "manifest.json is missing": ("delete run/manifest.json", PREDICT),
-    "manifest.json is cut": ("cut run/manifest.json", PREDICT),
+    "manifest.json is cut": ('write run/manifest.json {"schema": 1, "files": {"run.json": {"si', PREDICT),
     "manifest names a file outside": ('set run/manifest.json files {"../../x": {"size": 1, "sha256": "00"}}', PREDICT),
-    "manifest lists no model": ("unset run/manifest.json files.model", PREDICT),
+    "manifest lists no model": ('unset run/manifest.json ["files","model.safetensors"]', PREDICT),
     "manifest is not updated": ('set run/calibration.json kind "none"', "probmcl evaluate run --workers 0"),
     "model is missing": ("delete run/model.safetensors", PREDICT),
     "model is cut": ("cut run/model.safetensors", PREDICT),
@@ -492,6 +505,101 @@ PAGE = (
 )
 """Sections of docs/python.md whose code is run, in this order in one folder."""
 
+PYTHON = {
+    "names": """
+import probmcl
+print(*probmcl.__all__, sep="\\n")
+""",
+    "signatures": """
+import inspect, probmcl
+for name in ("train", "compare", "check", "load"):
+    print(name, inspect.signature(getattr(probmcl, name)))
+for name, method in sorted(vars(probmcl.Model).items()):
+    if callable(method) and not name.startswith("_"):
+        print("Model." + name, inspect.signature(method))
+""",
+    "train": """
+import probmcl
+run = probmcl.train("PHOTOS", KEYWORDS, method="probmcl", settings={"temperature": 0.2}, epochs=2, out="run")
+print(run, *run.candidates.values(), run.warnings, sep="\\n")
+""",
+    "compare": """
+import probmcl
+print(probmcl.compare("PHOTOS", KEYWORDS, methods=["bce", "asl"], seeds=1, epochs=2, out="comparison"))
+""",
+    "check": """
+import probmcl
+audit = probmcl.check("INPUTS/problems", workers=0)
+print(audit, audit.per_class, *audit.findings, sep="\\n")
+""",
+    "check a table": """
+import probmcl
+audit = probmcl.check("INPUTS/site/labels.csv", workers=0, read=probmcl.ReadOptions(group="who"))
+audit.to_json("check.json")
+""",
+}
+"""Other calls, each in a process of its own."""
+
+TRY = """
+try:
+    print({call})
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+WRONG_CALLS = (
+    "train('PHOTOS', epochs='many')",
+    "train('PHOTOS', epoch=3)",
+    "train('PHOTOS', method=3)",
+    "train('PHOTOS', method='bce', settings=['a'])",
+    "train('PHOTOS', method='bce', settings={'hue': 1})",
+    "train('PHOTOS', image_size=-1)",
+    "train('PHOTOS', tune='first')",
+    "train('PHOTOS', thresholds='best')",
+    "train('PHOTOS', calibration=3)",
+    "train('PHOTOS', lr=float('nan'))",
+    "train('PHOTOS', budget='soon')",
+    "train('PHOTOS', read='table')",
+    "train('PHOTOS', read=probmcl.ReadOptions(group='patient'))",
+    "train('PHOTOS', checks=probmcl.DataChecks(skip_bad=2))",
+    "train(None)",
+    "train()",
+    "train(3)",
+    "train('PHOTOS', resume='INPUTS/photos')",
+    "compare('PHOTOS', methods='bec')",
+    "compare('PHOTOS', methods=[])",
+    "compare('PHOTOS', seeds=0)",
+    "check(None)",
+    "check('INPUTS/nowhere')",
+    "check('PHOTOS', read=probmcl.ReadOptions(format='excel'))",
+    "load('INPUTS/nowhere')",
+    "load(None)",
+)
+"""Python calls that are refused."""
+
+WRONG_MODEL_CALLS = (
+    "predict(None)",
+    "predict([])",
+    "predict('INPUTS/nowhere.jpg')",
+    "predict('PHOTOS', threshold=50)",
+    "predict('PHOTOS', threshold='high')",
+    "predict('PHOTOS', abstain=2)",
+    "predict('PHOTOS', abstain=0.1, raw=True)",
+    "predict('PHOTOS', batch_size=0)",
+    "predict('PHOTOS', workers=-1)",
+    "evaluate(split='validation')",
+    "evaluate('INPUTS/site', by='hospital')",
+    "evaluate('INPUTS/site', aggregate='median')",
+    "evaluate('INPUTS/site', rename={'Roof': 'castle'})",
+    "evaluate(draws=-1)",
+    "calibrate(thresholds='best')",
+    "calibrate(calibration='platt')",
+    "explain('PHOTOS', labels=['castle'])",
+    "explain(None)",
+    "embed(None)",
+)
+"""Calls of a loaded model that are refused."""
+
 
 # The cases.
 
@@ -512,6 +620,7 @@ def check_cases(layouts: Mapping[str, Sequence[str]]) -> Iterator[Case]:
     for name, line in CHECKS.items():
         workers = "" if "--workers" in line else " --workers 0"
         yield Case(f"check/{name}", (f"probmcl check {line}{workers}",))
+    yield Case("check/again", ("probmcl check INPUTS/problems --workers 0",) * 2)
     for name in DEGENERATE_TABLES:
         yield Case(
             f"check/table {name}", (f"probmcl check INPUTS/tables/{name}.csv --images INPUTS/photos --workers 0",)
@@ -532,6 +641,12 @@ def train_cases() -> Iterator[Case]:
     yield Case("resume/with data", ("probmcl train PHOTOS --resume run --workers 2 --no-report",), killed)
     yield Case("resume/with other options", ("probmcl train --resume run --epochs 3",), killed)
     yield Case("resume/predict before", (PREDICT,), killed)
+    for signal in SIGNALS:
+        words = "probmcl train PHOTOS SMALL --method bce --no-report --out run"
+        yield Case(f"resume/{signal}", (f"{signal} plan.json {words}", RESUME))
+    for name in TRAINED_LAYOUTS:
+        words = "probmcl train photos/ SMALL --method bce --no-report --out CASE/run"
+        yield Case(f"train/layout {name}", (f"cd INPUTS/layouts/{name}", words))
     for name, option in {"refused": "", "accepted": " --accept-data-change"}.items():
         steps = (
             "copy INPUTS/photos photos",
@@ -570,15 +685,15 @@ def wrong_cases() -> Iterator[Case]:
     for file, (changes, then) in DAMAGED_KEYS.items():
         for change in changes:
             steps = (f"set run/{file}.json {change}", "relist run", *then)
-            yield Case(f"wrong run/{file} {change.replace('/', '_')}", steps, "train/bce")
+            yield Case(f"wrong run/{file} {named(change)}", steps, "train/bce")
     for name, steps in DAMAGED_UNFINISHED_RUNS.items():
-        yield Case(f"wrong unfinished run/{name}", steps, "resume/killed after the frozen probe")
+        yield Case(f"wrong unfinished run/{name}", steps, "resume/killed after training")
 
 
 def with_out(words: str) -> str:
     """Return a command that writes a run or comparison, if it is accepted, to a known folder."""
     writes = words.startswith(("train ", "compare ")) and "--out" not in words and "--resume" not in words
-    return f"{words} --out new" if writes else words
+    return f"{words} --no-report --out new" if writes else words
 
 
 def other_cases() -> Iterator[Case]:
@@ -596,14 +711,87 @@ def other_cases() -> Iterator[Case]:
     yield Case("two processes/train", ("torchrun train PHOTOS SMALL --method auto --out run",))
     yield Case("two processes/compare", ("torchrun compare PHOTOS TINY METHODS --no-report --out comparison",))
     yield Case("two processes/refused", ("torchrun train INPUTS/leaky SMALL --out run",))
-    yield Case("page/python.md", tuple(f"page {heading}" for heading in PAGE))
+    yield Case("python/page", tuple(f"page {heading}" for heading in PAGE))
+
+
+def python_cases() -> Iterator[Case]:
+    """Yield Python calls. Refused ones print the type of the error and its message."""
+    for name, code in PYTHON.items():
+        yield Case(f"python/{name}", (f"python {code}",))
+    for call in WRONG_CALLS:
+        code = f"import probmcl\n{TRY.format(call=f'probmcl.{call}')}"
+        yield Case(f"wrong call/{named(call)}", (f"python {code}",))
+    for call in WRONG_MODEL_CALLS:
+        code = f"import probmcl\nmodel = probmcl.load('run')\n{TRY.format(call=f'model.{call}')}"
+        yield Case(f"wrong call/model.{named(call)}", (f"python {code}",), "train/bce")
+
+
+def named(step: str) -> str:
+    """Return a step in a form that can be the name of a case, whose groups are separated by slashes."""
+    return step.replace("INPUTS/", "").replace("/", "_")
+
+
+def wrong_cases() -> Iterator[Case]:
+    """Yield commands with wrong options, and with damaged or hostile folders."""
+    yield from commands("wrong option", {name: with_out(words) for name, words in WRONG_OPTIONS.items()})
+    yield from commands("wrong use of a run", WRONG_WITH_RUN, start="train/bce")
+    for name, steps in DAMAGED_RUNS.items():
+        yield Case(f"wrong run/{name}", steps, "train/bce")
+    for file, (changes, then) in DAMAGED_KEYS.items():
+        for change in changes:
+            steps = (f"set run/{file}.json {change}", "relist run", *then)
+            yield Case(f"wrong run/{file} {named(change)}", steps, "train/bce")
+    for name, steps in DAMAGED_UNFINISHED_RUNS.items():
+        yield Case(f"wrong unfinished run/{name}", steps, "resume/killed after training")
+
+
+def with_out(words: str) -> str:
+    """Return a command that writes a run or comparison, if it is accepted, to a known folder."""
+    writes = words.startswith(("train ", "compare ")) and "--out" not in words and "--resume" not in words
+    return f"{words} --no-report --out new" if writes else words
+
+
+def other_cases() -> Iterator[Case]:
+    """Yield help, lists, commands with a finished run, two processes, and the code of a page."""
+    for name in HELP:
+        yield Case(f"help/{name}", (f"probmcl {name} --help",))
+    yield from commands("list", LISTS)
+    yield from commands("", WITH_RUN, start="train/bce")
+    second = "probmcl train PHOTOS SMALL --method asl --seed 1 --no-report --out other"
+    yield Case("train/second run", (second,), "train/bce")
+    yield Case("report/two runs", ("probmcl report run other --out page.html",), "train/second run")
+    against = "probmcl explain run PHOTOS/0.jpg PHOTOS/1.jpg --against other --workers 0 --out maps"
+    yield Case("explain/against", (against,), "train/second run")
+    yield Case("predict/after calibrate", ("probmcl calibrate run --thresholds f1", PREDICT), "train/bce")
+    yield Case("two processes/train", ("torchrun train PHOTOS SMALL --method auto --out run",))
+    yield Case("two processes/compare", ("torchrun compare PHOTOS TINY METHODS --no-report --out comparison",))
+    yield Case("two processes/refused", ("torchrun train INPUTS/leaky SMALL --out run",))
+    yield Case("python/page", tuple(f"page {heading}" for heading in PAGE))
+
+
+def python_cases() -> Iterator[Case]:
+    """Yield Python calls. Refused ones print the type of the error and its message."""
+    for name, code in PYTHON.items():
+        yield Case(f"python/{name}", (f"python {code}",))
+    for number, call in enumerate(WRONG_CALLS, start=1):
+        yield Case(f"wrong call/{number}", (f"python import probmcl\n{TRY.format(call=f'probmcl.{call}')}",))
+    for number, call in enumerate(WRONG_MODEL_CALLS, start=1):
+        load = f"python import probmcl\nmodel = probmcl.load('run')\n{TRY.format(call=f'model.{call}')}"
+        yield Case(f"wrong call/of a model {number}", (load,), "train/bce")
 
 
 def all_cases(inputs: Path) -> dict[str, Case]:
     """Return the cases by name, with the words in capitals replaced; the layouts are those among the inputs."""
     layouts = json.loads((inputs / "layouts" / "commands.json").read_text())
     found: dict[str, Case] = {}
-    for case in (*check_cases(layouts), *train_cases(), *compare_cases(), *other_cases(), *wrong_cases()):
+    for case in (
+        *check_cases(layouts),
+        *train_cases(),
+        *compare_cases(),
+        *other_cases(),
+        *python_cases(),
+        *wrong_cases(),
+    ):
         if case.name in found:
             raise ValueError(f"two cases have the name {case.name}")
         found[case.name] = Case(case.name, tuple(map(spelled_out, case.steps)), case.start)
@@ -613,5 +801,5 @@ def all_cases(inputs: Path) -> dict[str, Case]:
 def spelled_out(step: str) -> str:
     """Replace the words in capitals, except INPUTS and CASE, whose places are known when the step is run."""
     for word, meaning in WORDS.items():
-        step = step.replace(word, meaning)
+        step = re.sub(rf"\b{word}\b", meaning, step)
     return step

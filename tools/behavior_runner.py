@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Any
 
 import behavior_damage
@@ -32,7 +33,7 @@ SECONDS = 300.0
 LARGE = 100_000_000
 """Size of files in bytes above which only their size is compared."""
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 """To be raised whenever records are written differently: old ones are then made again."""
 
 ENVIRONMENT = {
@@ -42,6 +43,8 @@ ENVIRONMENT = {
     "TZ": "UTC",
     "NO_COLOR": "1",
 }
+
+SIGNALS = {"kill": SIGKILL, "interrupt": SIGINT, "terminate": SIGTERM, "hangup": SIGHUP}
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "probmcl")
 
@@ -261,8 +264,10 @@ class Execution:
         match verb:
             case "probmcl":
                 return self.fork(step, words=rest)
-            case "kill":
-                return self.fork(step, kill=rest[0], words=rest[2:])
+            case "kill" | "interrupt" | "terminate" | "hangup":
+                return self.fork(step, signal=(SIGNALS[verb], rest[0]), words=rest[2:])
+            case "python":
+                return self.fork(step, python=rest[0])
             case "page":
                 code = page_code(self.tree.folder / "docs" / "python.md", " ".join(rest))
                 return self.fork(step, python=f"import torch\ntorch.manual_seed(0)\n{code}")
@@ -277,7 +282,9 @@ class Execution:
             return {"step": step, "stderr": f"the step is impossible: {type(error).__name__}: {error}"}
         return {"step": step}
 
-    def fork(self, step: str, words: Sequence[str] = (), python: str = "", kill: str = "") -> dict[str, Any]:
+    def fork(
+        self, step: str, words: Sequence[str] = (), python: str = "", signal: tuple[int, str] | None = None
+    ) -> dict[str, Any]:
         """Run a command or Python code in a child of the server."""
         self.cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.cache.parent) as outputs:
@@ -285,7 +292,7 @@ class Execution:
             request = {
                 "words": words,
                 "python": python,
-                "kill": kill,
+                "signal": signal,
                 "cwd": str(self.cwd),
                 "environment": {"XDG_CACHE_HOME": str(self.cache)},
                 "stdout": str(stdout),

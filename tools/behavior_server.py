@@ -33,16 +33,17 @@ POLL_SECONDS = 0.005
 MEMORY = 8 << 30
 """Bytes of address space of a command, so that a hostile file does not exhaust the machine."""
 
-KILL_AFTER = """
-import fnmatch, os, signal
-replace = os.replace
-def replace_and_die(source, target, **kwargs):
+SIGNAL_AFTER = """
+import fnmatch, os
+replace, sent = os.replace, []
+def replace_and_signal(source, target, **kwargs):
     replace(source, target, **kwargs)
-    if fnmatch.fnmatch(os.path.basename(target), {pattern!r}):
-        os.kill(os.getpid(), signal.SIGKILL)
-os.replace = replace_and_die
+    if fnmatch.fnmatch(os.path.basename(target), {pattern!r}) and not sent:
+        sent.append(target)
+        os.kill(os.getpid(), {number})
+os.replace = replace_and_signal
 """
-"""Code that kills a process right after it gives a file a final name that matches a pattern."""
+"""Code that sends a process a signal right after it gives a file a final name that matches a pattern."""
 
 
 def import_everything() -> None:
@@ -98,8 +99,11 @@ def run(request: dict[str, Any]) -> None:
         redirect(Path(request["stdout"]), Path(request["stderr"]))
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
-        if request["kill"]:
-            exec(KILL_AFTER.format(pattern=request["kill"]), {})
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored below nohup
+        if request["signal"]:
+            number, pattern = request["signal"]
+            exec(SIGNAL_AFTER.format(number=number, pattern=pattern), {})
         if request["python"]:
             exec(compile(request["python"], "page", "exec"), {"__name__": "__page__"})
         else:

@@ -29,6 +29,7 @@ VARYING = (
     (rf"{NUMBER} images/s", "N images/s"),
     (rf"\b{NUMBER} (?:s|ms|seconds?|min|minutes?|h|hours?)\b", "N s"),
     (r"\bprocess \d+", "process N"),
+    (r"\b[0-9a-f]{40}\b", "COMMIT"),
     (r"/tmp/(?:tmp|torchelastic_)\w+", "/tmp/N"),
 )
 """Patterns of texts that vary from run to run, and what replaces them."""
