@@ -731,55 +731,6 @@ def named(step: str) -> str:
     return step.replace("INPUTS/", "").replace("/", "_")
 
 
-def wrong_cases() -> Iterator[Case]:
-    """Yield commands with wrong options, and with damaged or hostile folders."""
-    yield from commands("wrong option", {name: with_out(words) for name, words in WRONG_OPTIONS.items()})
-    yield from commands("wrong use of a run", WRONG_WITH_RUN, start="train/bce")
-    for name, steps in DAMAGED_RUNS.items():
-        yield Case(f"wrong run/{name}", steps, "train/bce")
-    for file, (changes, then) in DAMAGED_KEYS.items():
-        for change in changes:
-            steps = (f"set run/{file}.json {change}", "relist run", *then)
-            yield Case(f"wrong run/{file} {named(change)}", steps, "train/bce")
-    for name, steps in DAMAGED_UNFINISHED_RUNS.items():
-        yield Case(f"wrong unfinished run/{name}", steps, "resume/killed after training")
-
-
-def with_out(words: str) -> str:
-    """Return a command that writes a run or comparison, if it is accepted, to a known folder."""
-    writes = words.startswith(("train ", "compare ")) and "--out" not in words and "--resume" not in words
-    return f"{words} --no-report --out new" if writes else words
-
-
-def other_cases() -> Iterator[Case]:
-    """Yield help, lists, commands with a finished run, two processes, and the code of a page."""
-    for name in HELP:
-        yield Case(f"help/{name}", (f"probmcl {name} --help",))
-    yield from commands("list", LISTS)
-    yield from commands("", WITH_RUN, start="train/bce")
-    second = "probmcl train PHOTOS SMALL --method asl --seed 1 --no-report --out other"
-    yield Case("train/second run", (second,), "train/bce")
-    yield Case("report/two runs", ("probmcl report run other --out page.html",), "train/second run")
-    against = "probmcl explain run PHOTOS/0.jpg PHOTOS/1.jpg --against other --workers 0 --out maps"
-    yield Case("explain/against", (against,), "train/second run")
-    yield Case("predict/after calibrate", ("probmcl calibrate run --thresholds f1", PREDICT), "train/bce")
-    yield Case("two processes/train", ("torchrun train PHOTOS SMALL --method auto --out run",))
-    yield Case("two processes/compare", ("torchrun compare PHOTOS TINY METHODS --no-report --out comparison",))
-    yield Case("two processes/refused", ("torchrun train INPUTS/leaky SMALL --out run",))
-    yield Case("python/page", tuple(f"page {heading}" for heading in PAGE))
-
-
-def python_cases() -> Iterator[Case]:
-    """Yield Python calls. Refused ones print the type of the error and its message."""
-    for name, code in PYTHON.items():
-        yield Case(f"python/{name}", (f"python {code}",))
-    for number, call in enumerate(WRONG_CALLS, start=1):
-        yield Case(f"wrong call/{number}", (f"python import probmcl\n{TRY.format(call=f'probmcl.{call}')}",))
-    for number, call in enumerate(WRONG_MODEL_CALLS, start=1):
-        load = f"python import probmcl\nmodel = probmcl.load('run')\n{TRY.format(call=f'model.{call}')}"
-        yield Case(f"wrong call/of a model {number}", (load,), "train/bce")
-
-
 def all_cases(inputs: Path) -> dict[str, Case]:
     """Return the cases by name, with the words in capitals replaced; the layouts are those among the inputs."""
     layouts = json.loads((inputs / "layouts" / "commands.json").read_text())
