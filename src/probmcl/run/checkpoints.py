@@ -16,7 +16,7 @@ from probmcl.data.records import Split
 from probmcl.errors import RunError
 from probmcl.neighbors.training_images import TrainingImages
 from probmcl.run.results import Candidate, CandidateId
-from probmcl.runtime.conversion import convert
+from probmcl.runtime.conversion import TypeForm, convert
 from probmcl.runtime.distributed import broadcast, is_main_process
 from probmcl.runtime.files import DAMAGED
 from probmcl.settings import method_settings, refuse_unnamed
@@ -50,7 +50,7 @@ class Format(Generic[T]):
         return self.row.named(key).name
 
 
-def json_format(kind: type[T]) -> Format[T]:
+def json_format(kind: TypeForm[T]) -> Format[T]:
     """Return the format that stores a dataclass as JSON."""
     row = files.PHASE.holding(kind)
 

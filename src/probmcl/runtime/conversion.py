@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -14,8 +14,21 @@ from probmcl.errors import suggestion
 
 T = TypeVar("T")
 
+if TYPE_CHECKING:
+    TypeForm = type[T]
+else:
 
-def convert(content: Any, kind: type[T], *, strict: bool = True) -> T:
+    class TypeForm:
+        """The type of a class that may have parameters, such as `dict[str, int]`; at run time, any object.
+
+        `type[T]` would refuse such a class at run time. PEP 747 will make it possible to write this.
+        """
+
+        def __class_getitem__(cls, item: object) -> type[object]:
+            return object
+
+
+def convert(content: Any, kind: TypeForm[T], *, strict: bool = True) -> T:
     """Convert JSON content to a dataclass, a struct or another class that msgspec knows.
 
     Without `strict`, text is converted to numbers, for content from a table. A wrong type, an invalid value, a missing
@@ -33,7 +46,7 @@ def convert(content: Any, kind: type[T], *, strict: bool = True) -> T:
     return value
 
 
-def _from_json(kind: type[Any], value: Any) -> Any:
+def _from_json(kind: TypeForm[Any], value: Any) -> Any:
     """Convert a value to a class that JSON does not have, such as a path; content of any class is kept as it is."""
     return value if kind is object else kind(value)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from probmcl.errors import RunError
-from probmcl.runtime.conversion import convert, plain_values
+from probmcl.runtime.conversion import TypeForm, convert, plain_values
 from probmcl.runtime.safe_open import is_link, link_problem, open_folder
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def read_json(path: Path, *, root: Path | None = None) -> Any:
         return parse_json(file.read(), path)
 
 
-def convert_file(content: Any, kind: type[T], path: Path) -> T:
+def convert_file(content: Any, kind: TypeForm[T], path: Path) -> T:
     """Convert the content of a JSON file to a class; see `convert`. Errors are `RunError` with the file."""
     try:
         return convert(content, kind)

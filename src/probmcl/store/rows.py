@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
+
+from probmcl.runtime.conversion import TypeForm
 
 T = TypeVar("T")
+Row = TypeVar("Row", bound="File")
 R = TypeVar("R", bound=tuple[Any, ...])
 
 Role = Literal["input", "decisive", "result", "optional", "checkpoint", "unlisted"]
@@ -68,7 +71,7 @@ class File:
         """The name or, for a file in a folder of the run, the name of that folder."""
         return PurePosixPath(self.name).parts[0]
 
-    def named(self, key: str) -> Self:
+    def named(self: Row, key: str) -> Row:
         """Return the row of one file, for a row that describes several."""
         return replace(self, name=self.name.replace("*", key))
 
@@ -76,11 +79,11 @@ class File:
         """Return whether a file of the run is one of those that the row describes."""
         return fnmatchcase(name, self.name)
 
-    def inside(self, folder: File | str) -> Self:
+    def inside(self: Row, folder: File | str) -> Row:
         """Return the row of the same file in a folder of the run, such as that of a candidate."""
         return replace(self, name=str(PurePosixPath(folder) / self.name))
 
-    def holding(self, kind: type[T]) -> JsonFile[T]:
+    def holding(self, kind: TypeForm[T]) -> JsonFile[T]:
         """Bind the row to the class of its content. A package that comes after `store` does this once for its class."""
         return JsonFile(self.name, self.role, self.content, self.written, self.owner, kind=kind)
 
@@ -94,18 +97,18 @@ class Folder(File):
 class JsonFile(File, Generic[T]):
     """A JSON file that holds one value of a class."""
 
-    kind: type[T] = field(kw_only=True)
+    kind: TypeForm[T] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class TensorFile(File, Generic[T]):
     """A safetensors file; its metadata is one value of a class."""
 
-    kind: type[T] = field(kw_only=True)
+    kind: TypeForm[T] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class TableFile(File, Generic[R]):
     """A CSV file; the class of its rows has one field per column."""
 
-    kind: type[R] = field(kw_only=True)
+    kind: TypeForm[R] = field(kw_only=True)
