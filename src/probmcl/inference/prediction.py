@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64
@@ -55,6 +55,7 @@ def line(image: Prediction, *, none: str = "no labels", most: int = LABELS) -> s
     return one_line(f"{image.path}: {assigned}{rest}")
 
 
+@runtime_checkable
 class PredictionBlock(Protocol):
     """The part of `Predictions` that texts and files use."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -44,6 +44,7 @@ class HeldOut(NamedTuple):
     scores: StoredScores
 
 
+@runtime_checkable
 class ScoringModel(Protocol):
     """The part of `Model` that a calibration uses."""
 
