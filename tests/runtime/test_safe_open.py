@@ -111,6 +111,7 @@ def test_a_refused_replacement_is_tried_again_where_open_files_are_protected(
         assert (tmp_path / "old").read_text() == "new"
 
 
+@pytest.mark.usefixtures("without_type_checks")  # only Windows has a status with such a tag
 @pytest.mark.parametrize(("tag", "is_link"), [(0, False), (0xA000000C, True), (0xA0000003, True), (0x9000001A, False)])
 def test_symlinks_and_junctions_of_windows_are_links_but_files_of_cloud_drives_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: int, is_link: bool

@@ -95,21 +95,21 @@ def test_every_number_must_be_a_number_in_its_range(content: dict[str, Any], val
     for path in paths:
         if value == 2.0**1000 and path[-1] in unbounded:
             continue
-        with pytest.raises(ValueError, match="Expected"):
+        with pytest.raises(ValueError, match="expected "):
             convert(changed(content, path, value), ModelEvaluation)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        (("mAP",), "x", "Expected 'float | null', got 'str' - at '$.mAP'"),
-        (("mAP_interval",), [0.5], "Expected 'array' of length >= 2 - at '$.mAP_interval'"),
-        (("at", "0.5", "CF1"), 2, "Expected 'float' <= 1.0 - at '$.at.0.5.CF1'"),
-        (("at",), {}, "Object missing required field '0.5' - at '$.at'"),
-        (("images",), 0, "Expected 'int' >= 1 - at '$.images'"),
-        (("risk_coverage", "risk"), [0.5], "coverage and risk have different lengths - at '$.risk_coverage'"),
-        (("resampled",), "rows", "Invalid enum value 'rows' - at '$.resampled'"),
-        (("evil",), 1, "Object contains unknown field 'evil'"),
+        (("mAP",), "x", "mAP: expected float | null, got str"),
+        (("mAP_interval",), [0.5], "mAP_interval: expected array of length >= 2"),
+        (("at", "0.5", "CF1"), 2, "at.0.5.CF1: expected float <= 1.0"),
+        (("at",), {}, "at: missing key '0.5'"),
+        (("images",), 0, "images: expected int >= 1"),
+        (("risk_coverage", "risk"), [0.5], "risk_coverage: coverage and risk have different lengths"),
+        (("resampled",), "rows", "resampled: invalid value 'rows'"),
+        (("evil",), 1, "unknown key 'evil'"),
     ],
 )
 def test_errors_name_the_file_and_the_place_in_it(
@@ -122,5 +122,5 @@ def test_errors_name_the_file_and_the_place_in_it(
 
 def test_content_of_the_retrieval_of_a_probe() -> None:
     assert convert({"jaccard_at_10": None, "mAP": 0.5}, Retrieval).mAP == 0.5
-    with pytest.raises(ValueError, match="missing required field"):
+    with pytest.raises(ValueError, match="missing key"):
         convert({"mAP": 0.5}, Retrieval)
