@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import fcntl
 import re
 import shutil
 import subprocess
@@ -204,6 +205,14 @@ def kept_folder(folder: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
+@contextmanager
+def locked(kept: Path) -> Iterator[None]:
+    """Let only one process at a time write inputs and records of the reference; the others then find them."""
+    with (kept / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def selected(cases: dict[str, Case], patterns: Sequence[str]) -> list[str]:
     """Return the names of the cases that match a pattern; a group is a pattern, too."""
     if not patterns:
@@ -248,18 +257,21 @@ def main() -> None:
     """Run the selected cases in both trees, and print and count what differs."""
     options = parse_arguments()
     with kept_folder(options.keep) as kept, reference_tree(options.reference) as folder:
-        inputs = make_inputs(folder, kept)
-        cases = all_cases(inputs)
-        names = selected(cases, options.only)
-        if options.list:
-            for name in names:
-                print("\n    ".join([name, *cases[name].steps]))
-            return
-        reference = Tree(folder, kept / f"reference-{COMMIT[:7]}", work_folder(kept))
-        missing = [name for name in names if not is_recorded(reference, cases[name], cases, inputs)]
-        execute(reference, missing, cases, inputs, options.jobs)
+        with locked(kept):
+            inputs = make_inputs(folder, kept)
+            cases = all_cases(inputs)
+            names = selected(cases, options.only)
+            if options.list:
+                for name in names:
+                    print("\n    ".join([name, *cases[name].steps]))
+                return
+            reference = Tree(folder, kept / f"reference-{COMMIT[:7]}", work_folder(kept))
+            missing = [name for name in names if not is_recorded(reference, cases[name], cases, inputs)]
+            execute(reference, missing, cases, inputs, options.jobs)
         with tempfile.TemporaryDirectory(dir=kept) as records:
-            head = Tree(options.head.resolve(), options.save or Path(records), work_folder(kept))
+            head = Tree(
+                options.head.resolve(), options.save.resolve() if options.save else Path(records), work_folder(kept)
+            )
             execute(head, names, cases, inputs, options.jobs)
             sys.exit(report(names, (reference, head), is_full=not options.only))
 

@@ -41,6 +41,8 @@ VARIES = (
     ("python/page", "file *run.json", r"^records = .*$", "records = VARIES"),
     ("python/page", "file *report.json", r"data_hash = .*$", "data_hash = VARIES"),
     ("python/page", "file *report.html", r'<code class="hash">\w+$', "<code>VARIES"),
+    # The size of a file with measured speeds.
+    ("wrong run/log is huge", "* stderr", r"instead of \d+", "instead of N"),
     # What torchrun itself prints if a process fails: which one is noticed first is a race.
     ("two processes/*", "* stderr", r"^[WE]\d{4} [\s\S]*", "(torchrun)"),
     # Measured speeds in tables, next to the measured time.
@@ -511,12 +513,14 @@ import probmcl
 print(*probmcl.__all__, sep="\\n")
 """,
     "signatures": """
-import inspect, probmcl
-for name in ("train", "compare", "check", "load"):
-    print(name, inspect.signature(getattr(probmcl, name)))
-for name, method in sorted(vars(probmcl.Model).items()):
-    if callable(method) and not name.startswith("_"):
-        print("Model." + name, inspect.signature(method))
+import inspect, re, probmcl
+functions = {name: getattr(probmcl, name) for name in ("train", "compare", "check", "load")}
+methods = {f"Model.{name}": method for name, method in sorted(vars(probmcl.Model).items())}
+for name, function in {**functions, **methods}.items():
+    if callable(function) and "._" not in name:
+        print(name)
+        signature = re.sub("probmcl[.a-z_]*[.]", "", str(inspect.signature(function)))  # modules may move
+        print(signature.replace(", ", ",\\n    "))
 """,
     "train": """
 import probmcl
