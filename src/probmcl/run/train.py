@@ -154,7 +154,7 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
         train_job(state, workspace, job)
 
     kept = state.candidates.best()
-    compared = [FROZEN_PROBE, *control.test(state.candidates)]
+    compared = list(dict.fromkeys([FROZEN_PROBE, *control.test(state.candidates)]))
     probes = [kept.id] if kept.method == "probe" else []  # their features are also evaluated by retrieval
     for identity in dict.fromkeys([*probes, *compared]):
         _test_candidate(state, workspace, identity)
