@@ -20,6 +20,7 @@ from probmcl.data.images import PREPROCESSING_FILE
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
+from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.headline import chance_warning, headline
 from probmcl.run.budget import Costs, EpochPlan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
@@ -311,20 +312,20 @@ def _test_kept(state: RunState, kept: Candidate, calibration: Calibration) -> Ca
     tested = state.once("model", lambda: evaluate_loaded_model(state), MODEL_TEST_FORMAT)
     state.run_record.replace_warning(RunWarning("calibration", calibration.warning))
     state.run_record.replace_warning(RunWarning("chance", chance_warning(tested.evaluation)))
-    tested_kept = replace(kept, scores={**kept.scores, "test": tested.scores}, test=tested.evaluation)
-    if kept.test is None:
-        state.candidates.add(tested_kept)  # otherwise it keeps the scores that are compared with those of the others
-    return tested_kept
+    scores = {**kept.scores, "test": tested.scores}
+    if kept.test is None:  # otherwise it keeps the scores that are compared with those of the other candidates
+        raw = evaluate_split(state.records, "test", tested.scores, kept.note)
+        state.candidates.add(replace(kept, scores=scores, test=raw))
+    return replace(kept, scores=scores, test=tested.evaluation)
 
 
 def _write_results(state: RunState, tested: Sequence[CandidateId], kept: Candidate) -> None:
     """Write the predictions and metrics of the kept candidate and of all tested ones."""
-    test_map = {c.name: c.test.mAP for c in state.candidates.values() if c.test is not None}
-    assert isinstance(kept.test, ModelEvaluation)
-    test_map[kept.name] = kept.test.mAP
-    state.run_record.add_test_scores(test_map)
+    candidates = state.candidates.values()
+    state.run_record.add_test_scores({c.name: c.test.mAP for c in candidates if c.test is not None})
     if not is_main_process():
         return
+    assert isinstance(kept.test, ModelEvaluation)
     for identity in tested:
         _write_candidate_results(state, state.candidates[identity])
     write_split_scores(state.folder, state.folder.path, state.records, "test", kept.scores["test"])
