@@ -19,7 +19,6 @@ from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
-from probmcl.inference.class_mapping import match_classes
 from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages, with_provenance
 from probmcl.neighbors import TrainingImages
 from probmcl.readers.options import DataSource
@@ -66,6 +65,7 @@ def hand_made_run(folder: Path, *, neighbors: bool = True) -> Path:
     write_scores(scores_file(folder, "test"), list(paths[:6]), rows)
     constant = dataclasses.replace(rows, scores=np.full_like(HAND_SCORES, 0.25))
     write_scores(scores_file(folder / "frozen", "test"), list(paths[:6]), constant)
+    _write_evaluation(folder, HAND_NAMES)
     with (folder / "split.csv").open("w", newline="") as file:
         splits = [("train0.png", "train"), ("train1.png", "train"), ("val0.png", "val")]
         photos = folder.parent / f"{folder.name}-photos"
@@ -136,7 +136,7 @@ def _write_evaluation(folder: Path, names: Sequence[str]) -> None:
     rows = read_scores(scores_file(folder, "test")).rows
     options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
     evaluation = evaluate_rows(rows, EvaluatedModel(names), options, None, Console.quiet())
-    images = EvaluatedImages(rows.labels, rows.known, rows.group, match_classes(names, names))
+    images = EvaluatedImages.of_run(rows, names)
     RunFolder(folder).write(files.EVALUATION, with_provenance(evaluation, images, AppliedCalibration(None)))
 
 

@@ -202,7 +202,8 @@ def test_out_of_fold_scores_are_preferred(model: Model, records: Records) -> Non
 def test_the_test_scores_of_the_run_are_updated(model: Model, records: Records) -> None:
     scores = np.load(model.folder / "predictions" / "val.npz")["scores"]
     write_held_out(model.folder, records, scores, "test")
-    model.calibrate(thresholds="0.25")
+    with pytest.warns(UserWarning, match="100 of 100 images were used to fit"):
+        model.calibrate(thresholds="0.25")
     evaluation = json.loads((model.folder / "evaluation.json").read_text())
     assert {rates["threshold"] for rates in evaluation["per_class"].values()} == {0.25}
 

@@ -17,8 +17,7 @@ from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration
 from probmcl.console import Console
 from probmcl.data.records import Records
-from probmcl.evaluation.groups import EvaluationOptions
-from probmcl.evaluation.stored_scores import StoredScores
+from probmcl.evaluation.groups import EvaluationOptions, ScoredRows
 from probmcl.inference.class_mapping import ClassMapping, match_classes
 from probmcl.settings.model_options import EvaluateOptions
 from probmcl.store.evaluation import Evaluation, ModelEvaluation, UnscoredImage
@@ -55,18 +54,9 @@ class EvaluatedImages:
         return cls(labels, known, records.group, mapping, how.values(records))
 
     @classmethod
-    def of_run(cls, stored: StoredScores, names: Sequence[str], before: ModelEvaluation) -> EvaluatedImages:
-        """Return the test images of a run, whose scores are stored; `before` is their earlier evaluation."""
-        rows = stored.rows
-        return cls(
-            rows.labels,
-            rows.known,
-            rows.group,
-            match_classes(names, names),
-            renames=before.renamed,
-            trained_on=before.trained_on,
-            skipped=before.skipped,
-        )
+    def of_run(cls, rows: ScoredRows, names: Sequence[str]) -> EvaluatedImages:
+        """Return the test images of a run. It was not trained on them, and it could read all of them."""
+        return cls(rows.labels, rows.known, rows.group, match_classes(names, names))
 
 
 @dataclass(frozen=True, eq=False)

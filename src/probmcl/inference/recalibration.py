@@ -120,8 +120,7 @@ def _evaluate_test(
 ) -> ModelEvaluation:
     """Return the evaluation of the test split with a new calibration, from the stored raw scores."""
     stored = read_scores(scores_file(model.folder, "test"), classes=len(model.names))
-    before = RunFolder(model.folder).read(EVALUATION)
-    images = EvaluatedImages.of_run(stored, model.names, before)
+    images = EvaluatedImages.of_run(stored.rows, model.names)
     paths = [Path(path) for path in stored.paths]
     calibrated_on = count_calibrated_on(paths, held_out.scores.paths)
     how = EvaluationOptions(split="test", draws=affordable_draws(*stored.rows.scores.shape))

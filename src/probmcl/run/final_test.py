@@ -1,5 +1,6 @@
 """The final test of a run: its test images are scored with the model that users load, in full precision."""
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,7 +32,9 @@ def evaluate_loaded_model(state: RunState) -> ModelTest:
     ) -> tuple[Records, Float[ndarray, "N C"], Sequence[BadImage]]:
         return records, _score_together(model, records, options, console), ()
 
-    scored = model.evaluate_records(state.records, options, score)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about leaks, which are a warning of the run if they were allowed
+        scored = model.evaluate_records(state.records, options, score)
     return ModelTest(torch.from_numpy(scored.scores), scored.evaluation)
 
 
