@@ -65,7 +65,7 @@ def hand_made_run(folder: Path, *, neighbors: bool = True) -> Path:
     write_scores(scores_file(folder, "test"), list(paths[:6]), rows)
     constant = dataclasses.replace(rows, scores=np.full_like(HAND_SCORES, 0.25))
     write_scores(scores_file(folder / "frozen", "test"), list(paths[:6]), constant)
-    _write_evaluation(folder, HAND_NAMES)
+    write_evaluation(folder, HAND_NAMES)
     with (folder / "split.csv").open("w", newline="") as file:
         splits = [("train0.png", "train"), ("train1.png", "train"), ("val0.png", "val")]
         photos = folder.parent / f"{folder.name}-photos"
@@ -116,7 +116,7 @@ def finished_run(
         features = torch.from_numpy(generator.normal(size=(len(relative), model.encoder.features))).half()
         truth = torch.from_numpy(labels["train"] == 1)
         TrainingImages(relative, features, truth, torch.ones_like(truth)).save(folder / "neighbors.safetensors")
-    _write_evaluation(folder, names)
+    write_evaluation(folder, names)
     _write_metadata(folder, names, labels["train"])
     state = {f"state.{key}": value for key, value in model.state_dict().items()} | {"scores": torch.zeros(1)}
     validation = row_metrics(read_scores(scores_file(folder / "frozen", "val")).rows, names=names, split="val")
@@ -132,7 +132,8 @@ def finished_run(
     return folder
 
 
-def _write_evaluation(folder: Path, names: Sequence[str]) -> None:
+def write_evaluation(folder: Path, names: Sequence[str]) -> None:
+    """Write the evaluation of the test scores in a folder, which are not calibrated."""
     rows = read_scores(scores_file(folder, "test")).rows
     options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
     evaluation = evaluate_rows(rows, EvaluatedModel(names), options, None, Console.quiet())

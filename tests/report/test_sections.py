@@ -10,7 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from helpers.reports import HAND_KNOWN, HAND_LABELS, HAND_NAMES, HAND_SCORES, finished_run, hand_made_run
+from helpers.reports import (
+    HAND_KNOWN,
+    HAND_LABELS,
+    HAND_NAMES,
+    HAND_SCORES,
+    finished_run,
+    hand_made_run,
+    write_evaluation,
+)
 from probmcl.console import Console
 from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
 from probmcl.report.curves import MIN_LABELS
@@ -238,6 +246,7 @@ def test_runs_are_compared_with_the_first(run: Path, tmp_path: Path) -> None:
     perfect = hand_made_run(tmp_path / "perfect")
     paths, rows = read_scores(scores_file(perfect, "test"))
     write_scores(scores_file(perfect, "test"), list(paths), replace(rows, scores=(rows.labels + 0.5) / 2))
+    write_evaluation(perfect, HAND_NAMES)
     other = finished_run(tmp_path / "other", names=HAND_NAMES)
     runs = report_of(run, perfect, other, images=False).content.runs
     assert runs is not None
