@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,9 @@ Head = Literal["frozen", "own head", "re-probed"]
 
 MAX_LAYERS = 100
 """Largest number of layers that a setting can list; building a model with millions would take hours."""
+
+NO_FILE_NAME = re.compile(r"[/\\\x00\ud800-\udfff]")
+"""Characters that the name of a file cannot contain: separators, NUL and lone surrogates."""
 
 PACKAGES = ("torch", "timm", "torchvision", "numpy", "pillow")
 """Libraries that affect scores."""
@@ -41,7 +45,7 @@ class CandidateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     def __post_init__(self) -> None:
         check_range(at_least=1, trial=self.trial)
-        if set(self.method) & set("/\\\0"):
+        if NO_FILE_NAME.search(self.method):
             raise ValueError(f"method {self.method!r} is not valid")
 
 
