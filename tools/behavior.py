@@ -28,7 +28,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from behavior_texts import artifacts, without
 ROOT = Path(__file__).resolve().parent.parent
 DIFFERENCES = Path(__file__).with_name("behavior_differences.toml")
 COMMIT = "8487d5784d0912f1fed4b24061b5d7d429b6089b"
-SHOWN_LINES = 40
+SHOWN_LINES, SHOWN_PLACES = 40, 3
 LINE_WIDTH = 300
 NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
@@ -85,17 +85,34 @@ class Difference:
             theirs = re.sub(self.reference, self.head, theirs, flags=re.MULTILINE)
         if self.ignore is not None:
             theirs, ours = (re.sub(self.ignore, "", text, flags=re.MULTILINE) for text in (theirs, ours))
-        if self.tolerance is not None and is_close(theirs, ours, self.tolerance):
-            theirs = ours
+        if self.tolerance is not None:
+            theirs = with_close_numbers(theirs, ours, self.tolerance)
         if (theirs, ours) != before:
             self.uses += 1
         return theirs.splitlines(), ours.splitlines()
 
 
+def with_close_numbers(reference: str, head: str, tolerance: float) -> str:
+    """Return the reference with the lines of this checkout that differ only in numbers closer than a tolerance."""
+    lines, others = reference.splitlines(), head.splitlines()
+    for number, other in aligned(lines, others):
+        if is_close(lines[number], others[other], tolerance):
+            lines[number] = others[other]
+    return "\n".join(lines)
+
+
+def aligned(lines: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of lines that are equal without their numbers."""
+    texts, other_texts = ([NUMBER.sub("0", line) for line in side] for side in (lines, others))
+    if texts == other_texts:
+        yield from zip(range(len(texts)), range(len(texts)), strict=True)
+        return
+    for block in difflib.SequenceMatcher(None, texts, other_texts, autojunk=False).get_matching_blocks():
+        yield from ((block.a + k, block.b + k) for k in range(block.size))
+
+
 def is_close(one: str, other: str, tolerance: float) -> bool:
-    """Return whether two texts differ only in numbers that are closer than a tolerance."""
-    if NUMBER.sub("0", one) != NUMBER.sub("0", other):
-        return False
+    """Return whether the numbers of two lines are closer than a tolerance."""
     numbers = [[float(text.replace("−", "-")) for text in NUMBER.findall(side)] for side in (one, other)]
     return all(abs(a - b) <= tolerance for a, b in zip(*numbers, strict=True))
 
@@ -109,30 +126,30 @@ def read_differences() -> list[Difference]:
 
 
 @dataclass
-class Counts:
-    """Numbers of the summary."""
+class Result:
+    """The numbers of the summary, and the places of each unlisted difference by its text."""
 
     cases: int = 0
     compared: int = 0
     listed: int = 0
-    unlisted: int = 0
+    unlisted: dict[str, list[str]] = field(default_factory=dict)
 
 
-def compare_case(name: str, trees: tuple[Tree, Tree], differences: Sequence[Difference], counts: Counts) -> None:
-    """Compare the records of a case and print what differs."""
+def compare_case(name: str, trees: tuple[Tree, Tree], differences: Sequence[Difference], result: Result) -> None:
+    """Compare the records of a case and add what differs to the result."""
     reference, head = (without_varying(name, artifacts(tree.record(name))) for tree in trees)
-    counts.cases += 1
+    result.cases += 1
     for where in sorted({*reference, *head}):
-        counts.compared += 1
+        result.compared += 1
         ours, theirs = head.get(where), reference.get(where)
         if ours == theirs:
             continue
         candidates = [entry for entry in differences if entry.applies(name, where)]
         if is_explained(theirs, ours, candidates):
-            counts.listed += 1
+            result.listed += 1
         else:
-            counts.unlisted += 1
-            show(name, where, *explained(theirs or [], ours or [], candidates))
+            text = difference_text(*explained(theirs or [], ours or [], candidates))
+            result.unlisted.setdefault(text, []).append(f"{name}: {where}")
 
 
 def without_varying(name: str, found: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -163,16 +180,22 @@ def explained(reference: list[str], head: list[str], candidates: Sequence[Differ
     return reference, head
 
 
-def show(name: str, where: str, reference: list[str], head: list[str]) -> None:
-    """Print a difference."""
-    print(f"\n{name}: {where}")
+def difference_text(reference: list[str], head: list[str]) -> str:
+    """Return a difference as text."""
     lines = list(difflib.unified_diff(reference, head, "reference", "head", lineterm="", n=1))[2:]
     if not lines:
-        print(f"  only in {'the reference' if reference else 'head'}, or empty on one side")
-    for line in lines[:SHOWN_LINES]:
-        print(f"  {line[:LINE_WIDTH]}{' …' if len(line) > LINE_WIDTH else ''}")
+        return f"  only in {'the reference' if reference else 'head'}, or empty on one side"
+    shown = [f"  {line[:LINE_WIDTH]}{' …' if len(line) > LINE_WIDTH else ''}" for line in lines[:SHOWN_LINES]]
     if len(lines) > SHOWN_LINES:
-        print(f"  … {len(lines) - SHOWN_LINES} more lines")
+        shown.append(f"  … {len(lines) - SHOWN_LINES} more lines")
+    return "\n".join(shown)
+
+
+def show(text: str, places: Sequence[str]) -> None:
+    """Print a difference and where it occurs: it may be the same in many cases."""
+    others = f" (and {len(places) - SHOWN_PLACES} others)" if len(places) > SHOWN_PLACES else ""
+    print("\n" + "\n".join(places[:SHOWN_PLACES]) + others)
+    print(text)
 
 
 # The command.
@@ -248,6 +271,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cases such as 'check/*'")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder for the records of the reference")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="also keep the records of this checkout")
+    parser.add_argument("--saved", type=Path, metavar="FOLDER", help="compare these records and run nothing")
     parser.add_argument("--jobs", type=int, default=2, help="number of processes (default: 2)")
     parser.add_argument("--list", action="store_true", help="print the cases and their steps")
     return parser.parse_args()
@@ -277,19 +301,22 @@ def main() -> None:
 
 
 def report(names: Sequence[str], trees: tuple[Tree, Tree], *, is_full: bool) -> int:
-    """Compare all cases, print a summary, and return the exit code."""
-    differences, counts = read_differences(), Counts()
+    """Compare all cases, print what differs and a summary, and return the exit code."""
+    differences, result = read_differences(), Result()
     for name in names:
-        compare_case(name, trees, differences, counts)
+        compare_case(name, trees, differences, result)
+    for text, places in result.unlisted.items():
+        show(text, places)
     if is_full:
         for entry in differences:
             if not entry.uses:
                 print(f"\nlisted, but not found: {entry.case}: {entry.where} ({entry.reason})")
+    unlisted = sum(map(len, result.unlisted.values()))
     print(
-        f"\n{counts.cases} cases, {counts.compared:,} outputs and files: {counts.unlisted} differ, "
-        f"{counts.listed} differ as listed"
+        f"\n{result.cases} cases, {result.compared:,} outputs and files: {unlisted} differ, "
+        f"{result.listed} differ as listed"
     )
-    return int(counts.unlisted > 0)
+    return int(unlisted > 0)
 
 
 if __name__ == "__main__":

@@ -386,18 +386,35 @@ EVALUATE = "probmcl evaluate run --workers 0 --draws 0"
 CALIBRATE = "probmcl calibrate run"
 
 DAMAGED_RUNS = {
-    **{f"{name} is deeply nested": (f"deep run/{name}.json", PREDICT) for name in ("run", "labels", "config")},
-    **{f"{name} is cut": (f"cut run/{name}.json", PREDICT) for name in ("run", "labels", "preprocessing")},
     **{
-        f"{name} has a newer schema": (f"set run/{name}.json schema 99", PREDICT)
-        for name in ("run", "labels", "config", "preprocessing", "calibration", "manifest", "evaluation")
+        f"{name} is deeply nested": (f"deep run/{name}.json", "relist run", PREDICT)
+        for name in ("run", "labels", "config", "preprocessing", "calibration")
+    },
+    **{f"{name} is cut": (f"cut run/{name}.json", PREDICT) for name in ("labels", "preprocessing")},
+    **{
+        f"{name} is cut and relisted": (f"cut run/{name}.json", "relist run", PREDICT)
+        for name in ("labels", "preprocessing", "calibration", "config")
     },
     **{
-        f"{name} has an unknown key": (f'set run/{name}.json kolor "red"', PREDICT)
-        for name in ("run", "labels", "config", "preprocessing", "calibration", "manifest")
+        f"{name} has a newer schema": (f"set run/{name}.json schema 99", "relist run", PREDICT, REPORT)
+        for name in ("run", "labels", "config", "preprocessing", "calibration", "evaluation")
     },
-    "run.json is a list": ("write run/run.json []", PREDICT),
-    "run.json is empty": ("empty run/run.json", PREDICT),
+    **{
+        f"{name} has an older schema": (f"set run/{name}.json schema 0", "relist run", PREDICT, REPORT)
+        for name in ("run", "labels", "evaluation")
+    },
+    **{
+        f"{name} has an unknown key": (f'set run/{name}.json kolor "red"', "relist run", PREDICT, REPORT)
+        for name in ("run", "labels", "config", "preprocessing", "calibration", "evaluation")
+    },
+    **{
+        f"{name} lacks {key}": (f"unset run/{name}.json {key}", "relist run", REPORT)
+        for name, key in (("run", "data"), ("labels", "names"), ("config", "jobs"), ("evaluation", "mAP"))
+    },
+    "manifest has a newer schema": ("set run/manifest.json schema 99", PREDICT),
+    "manifest has an unknown key": ('set run/manifest.json kolor "red"', PREDICT),
+    "run.json is a list": ("write run/run.json []", "relist run", PREDICT),
+    "run.json is empty": ("empty run/run.json", "relist run", PREDICT),
     "run.json is huge": ("huge run/run.json", PREDICT),
     "run.json is missing": ("delete run/run.json", PREDICT),
     "manifest.json is missing": ("delete run/manifest.json", PREDICT),
