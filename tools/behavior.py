@@ -20,7 +20,6 @@ import argparse
 import difflib
 import fcntl
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -247,19 +246,15 @@ def selected(cases: dict[str, Case], patterns: Sequence[str]) -> list[str]:
     return names
 
 
-def work_folder(kept: Path) -> Path:
-    """Make a folder for the cases of one tree. Its path always has the same length, so that lines wrap equally."""
-    return Path(tempfile.mkdtemp(prefix="work-", dir=kept))
-
-
 def execute(tree: Tree, names: Sequence[str], cases: dict[str, Case], inputs: Path, jobs: int) -> None:
-    """Run cases in a tree and print how long it took."""
+    """Run cases in a tree and print how long it took.
+
+    They run next to the inputs, in a folder whose path always has the same length, so that lines wrap equally.
+    """
     start = time.monotonic()
     print(f"{tree.folder}: {len(names)} cases ...", file=sys.stderr, flush=True)
-    try:
-        run_cases(tree, names, cases, inputs, jobs)
-    finally:
-        shutil.rmtree(tree.work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="work-", dir=inputs.parent, ignore_cleanup_errors=True) as work:
+        run_cases(replace(tree, work=Path(work)), names, cases, inputs, jobs)
     print(f"{tree.folder}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
@@ -289,14 +284,14 @@ def main() -> None:
                 for name in names:
                     print("\n    ".join([name, *cases[name].steps]))
                 return
-            reference = Tree(folder, kept / f"reference-{COMMIT[:7]}", work_folder(kept))
+            reference = Tree(folder, kept / f"reference-{COMMIT[:7]}")
             missing = [name for name in names if not is_recorded(reference, cases[name], cases, inputs)]
             execute(reference, missing, cases, inputs, options.jobs)
         with tempfile.TemporaryDirectory(dir=kept) as records:
-            head = Tree(
-                options.head.resolve(), options.save.resolve() if options.save else Path(records), work_folder(kept)
-            )
-            execute(head, names, cases, inputs, options.jobs)
+            kept_records = options.saved or options.save or Path(records)
+            head = Tree(options.head.resolve(), kept_records.resolve())
+            if options.saved is None:
+                execute(head, names, cases, inputs, options.jobs)
             sys.exit(report(names, (reference, head), is_full=not options.only))
 
 

@@ -56,12 +56,12 @@ class Tree:
     Attributes:
         folder: its top folder.
         records: folder with one record per case.
-        work: folder in which the cases run.
+        work: folder in which its cases run, while they do.
     """
 
     folder: Path
     records: Path
-    work: Path
+    work: Path = Path()
 
     @property
     def environment(self) -> dict[str, str]:
