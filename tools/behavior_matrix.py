@@ -530,14 +530,14 @@ import probmcl
 print(*probmcl.__all__, sep="\\n")
 """,
     "signatures": """
-import inspect, re, probmcl
+import inspect, probmcl
 functions = {name: getattr(probmcl, name) for name in ("train", "compare", "check", "load")}
 methods = {f"Model.{name}": method for name, method in sorted(vars(probmcl.Model).items())}
 for name, function in {**functions, **methods}.items():
     if callable(function) and "._" not in name:
         print(name)
-        signature = re.sub("probmcl[.a-z_]*[.]", "", str(inspect.signature(function)))  # modules may move
-        print(signature.replace(", ", ",\\n    "))
+        for parameter in inspect.signature(function).parameters.values():
+            print("   ", parameter.kind.description, parameter.name, parameter.default)
 """,
     "train": """
 import probmcl
@@ -684,7 +684,7 @@ def compare_cases() -> Iterator[Case]:
     yield Case("compare/two methods", (compare,))
     others = "--methods probmcl INPUTS/losses.py:good --seeds 1 --epochs 2 --trials 2 --no-report --out comparison"
     yield Case("compare/trials and a loss", (f"probmcl compare PHOTOS TINY {others}",))
-    yield Case("compare/killed", (f"kill evaluation.json {compare}",))
+    yield Case("compare/killed", (f"kill bce.outcome.json {compare}",))
     yield Case("compare/resumed", ("probmcl compare --resume comparison",), "compare/killed")
     yield Case("compare/resumed when finished", ("probmcl compare --resume comparison",), "compare/two methods")
     resume = "probmcl compare --resume comparison --add added --no-report"
