@@ -1,6 +1,6 @@
 """Compare what two checkouts print, return and write, on a fixed matrix of cases.
 
-    python tools/behavior.py --reference ../base --keep /tmp/behavior     # about 10 minutes, then about 5
+    python tools/behavior.py --reference ../base --keep /tmp/behavior     # about 5 minutes, then 3
     python tools/behavior.py --reference ../base --keep /tmp/behavior --only "check/*" --only "wrong*"
     python tools/behavior.py --list
 
