@@ -8,7 +8,7 @@ from probmcl.calibration.abstention import Limits, abstention_limits
 from probmcl.calibration.risk_control import accepted_cuts
 from probmcl.calibration.thresholds import balanced_threshold
 from probmcl.errors import OptionError
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import ScoredRows
 
 
 def limits(rows: ScoredRows, risk: float = 0.1) -> Limits:

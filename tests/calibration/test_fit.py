@@ -21,7 +21,7 @@ from probmcl.calibration.maps import Calibration, Kind
 from probmcl.calibration.sigmoid import fit_platt, logits
 from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.evaluation import average_precision
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import ScoredRows
 from probmcl.runtime.files import read_json, write_json
 
 Array = npt.NDArray[Any]

@@ -17,7 +17,7 @@ from probmcl.calibration.thresholds import (
     f1_threshold,
 )
 from probmcl.errors import OptionError
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import ScoredRows
 
 Array = npt.NDArray[Any]
 

@@ -5,8 +5,9 @@ from msgspec.structs import replace
 from helpers.evaluations import row_metrics
 from probmcl.console import Console
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
+from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.headline import chance_warning, headline
+from probmcl.evaluation.stored_scores import ScoredRows
 from probmcl.store.evaluation import Evaluation
 from probmcl.tables import percent
 

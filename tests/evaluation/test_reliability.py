@@ -12,7 +12,6 @@ from helpers.half_hidden import Entry, Table, tables
 from helpers.scores import flip_unknown, simulated_rows
 from probmcl.evaluation import resamples
 from probmcl.evaluation.bootstrap import fraction_interval
-from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.reliability import (
     BINS,
     bin_of,
@@ -21,6 +20,7 @@ from probmcl.evaluation.reliability import (
     reliability_bins,
     summarize_reliability,
 )
+from probmcl.evaluation.stored_scores import ScoredRows
 from probmcl.runtime.conversion import convert
 from probmcl.store.evaluation import ReliabilitySummary
 

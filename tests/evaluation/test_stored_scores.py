@@ -9,8 +9,7 @@ import pytest
 
 from helpers.scores import simulated_rows
 from probmcl.errors import RunError
-from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
+from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file, write_scores
 
 PATHS = [Path("photos") / f"Übersicht {number}.jpg" for number in range(20)]
 

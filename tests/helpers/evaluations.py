@@ -5,7 +5,7 @@ from typing import Any
 
 from probmcl.evaluation.entries import checked
 from probmcl.evaluation.evaluate import EvaluatedModel, evaluate
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import ScoredRows
 from probmcl.store.evaluation import SplitMetrics
 
 

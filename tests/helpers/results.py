@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from helpers.evaluations import split_metrics
-from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import write_scores
+from probmcl.evaluation.stored_scores import ScoredRows, write_scores
 from probmcl.experiments.results import Result
 from probmcl.store.evaluation import Retrieval
 from probmcl.store.fingerprints import ProtocolFingerprint

@@ -14,8 +14,7 @@ from helpers.images import NAMES, label_space
 from probmcl.data.images import PREPROCESSING_FILE, Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
-from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.evaluation.stored_scores import ScoredRows, scores_file, write_scores
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
 from probmcl.readers.options import METADATA_FILE, DataSource

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 
 from probmcl.calibration.sigmoid import MIN_SLOPE
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import ScoredRows
 
 Array = npt.NDArray[Any]
 

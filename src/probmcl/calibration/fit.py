@@ -13,7 +13,7 @@ from probmcl.calibration.maps import MIN_IMAGES, Calibration, ClassCalibration, 
 from probmcl.calibration.sigmoid import compose, fit_platt, fit_sigmoids, logits
 from probmcl.calibration.thresholds import BALANCED, ThresholdRule, choose_thresholds
 from probmcl.evaluation.entries import Entries, checked
-from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import ScoredRows
 
 FOLDS = 5
 

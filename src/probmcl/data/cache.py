@@ -15,6 +15,7 @@ from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError
 from probmcl.runtime.digests import block_checksum, content_digest
+from probmcl.runtime.files import user_cache_folder
 
 HEADER = struct.Struct("<8sIII")  # magic bytes, width, height and checksum of the RGB pixels that follow
 MAGIC = b"probmcl1"
@@ -63,7 +64,7 @@ class ImageCache:
 
 def default_folder() -> Path:
     """Return `probmcl/images` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "probmcl" / "images"
+    return user_cache_folder() / "images"
 
 
 def open_cache(

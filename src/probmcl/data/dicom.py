@@ -22,18 +22,8 @@ from probmcl.data.upright import PIXELS_PER_STRIP
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-HEAD = 132  # bytes: a 128-byte preamble and the prefix DICM
 MAX_FRAME_BYTES = 6  # per pixel: 16-bit RGB
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
-
-
-def is_dicom(head: bytes) -> bool:
-    """Return whether the first bytes of a file identify it as DICOM.
-
-    >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
-    (True, False)
-    """
-    return head[128:132] == b"DICM"
 
 
 def read_dicom(file: BinaryIO, intensity: IntensityRange | None = None) -> Image.Image:

@@ -32,6 +32,8 @@ SPLIT_FOLDERS: Mapping[str, Split] = {
 }
 """The split for each folder name, in lower case."""
 PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, to rule out most of them
+DICOM_HEAD = 132
+"""Bytes at the start of a DICOM file: a preamble of 128 bytes and the prefix DICM."""
 
 
 def is_image(name: str) -> bool:
@@ -229,3 +231,12 @@ def _pieces(path: str) -> bytes:
             file.seek(start)
             pieces.append(file.read(PIECE))
     return content_digest(pieces)
+
+
+def is_dicom(head: bytes) -> bool:
+    """Return whether the first bytes of a file identify it as DICOM.
+
+    >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
+    (True, False)
+    """
+    return head[128:132] == b"DICM"

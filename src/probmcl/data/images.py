@@ -17,8 +17,8 @@ from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
-from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
-from probmcl.data.image_files import FORMATS
+from probmcl.data.dicom import dicom_values, read_dicom
+from probmcl.data.image_files import DICOM_HEAD, FORMATS, is_dicom
 from probmcl.data.intensity import IntensityRange, Kind
 from probmcl.data.jpeg_damage import jpeg_damage, scan_count
 from probmcl.data.upright import is_deep, orientation, to_rgb, turned
@@ -79,7 +79,7 @@ def decode_image(
     try:
         content = _unread_content(image)
         if content is not None:
-            return _decode(io.BytesIO(content), content[:HEAD], size, intensity)
+            return _decode(io.BytesIO(content), content[:DICOM_HEAD], size, intensity)
         image.load()
         rgb = turned(to_rgb(image, intensity), orientation(image))
     except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file
@@ -206,7 +206,7 @@ def _open(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
     _refuse_non_file(path)
     try:
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(DICOM_HEAD)
             file.seek(0)
             yield file, head
     except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file

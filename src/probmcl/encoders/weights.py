@@ -4,17 +4,17 @@ import http.client
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from probmcl.errors import WeightsError
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
+from probmcl.runtime.tensor_files import refuse_non_finite
 from probmcl.store.files import MODEL
 
 import timm  # isort: skip
@@ -60,15 +60,6 @@ def load_weights(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
         )
     refuse_non_finite(path, state)
     model.load_state_dict(state, strict=True)
-
-
-def refuse_non_finite(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise an error if a tensor has NaN or infinite values: all outputs of the model would be NaN."""
-    for name, tensor in state.items():
-        if not tensor.isfinite().all():
-            raise WeightsError(
-                f"{path}: tensor {name!r} has NaN or infinite values; copy the file again, or train again"
-            )
 
 
 def _fetch(name: str, cfg: dict[str, Any]) -> Path:

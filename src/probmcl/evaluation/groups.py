@@ -7,7 +7,7 @@ from typing import get_args
 
 import msgspec
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int, Int32
+from jaxtyping import Float, Int32
 from numpy import ndarray
 
 from probmcl.console import Console
@@ -15,7 +15,6 @@ from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError, keyword
 from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, fraction_interval, resamples_in_blocks
 from probmcl.evaluation.decisions import rates_at
-from probmcl.evaluation.entries import Entries, checked
 from probmcl.evaluation.evaluate import EvaluatedModel, class_means, evaluate
 from probmcl.evaluation.metrics import area_under_roc, average_precision
 from probmcl.evaluation.reliability import bootstrapped_calibration_error, summarize_reliability
@@ -33,82 +32,6 @@ from probmcl.store.evaluation import (
 
 BLANK = "(blank)"  # name used for empty cells
 MAX_VALUES = 200  # columns with more distinct values are rejected
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredRows:
-    """Scores, labels and masks of known labels for N images or groups of images.
-
-    Attributes:
-        group: group of each row, for example a patient or a slide. Images in one group are not independent.
-        images: number of images in each row; None means one each.
-        raw: the scores before calibration, if `scores` are calibrated.
-    """
-
-    scores: Float[ndarray, "N C"]
-    labels: Float[ndarray, "N C"]
-    known: Bool[ndarray, "N C"]
-    group: tuple[str, ...] | None = None
-    images: Int[ndarray, "N"] | None = None
-    raw: Float[ndarray, "N C"] | None = None
-
-    @classmethod
-    def of(cls, records: Records, rows: Int[ndarray, "N"], scores: Float[ndarray, "N C"]) -> "ScoredRows":
-        """Return the scores of some rows of the records, with their labels and groups."""
-        labels, known = records.states.labels_and_known(rows)
-        group = None if records.group is None else tuple(records.group[row] for row in rows)
-        return cls(scores, labels, known, group)
-
-    def __len__(self) -> int:
-        return len(self.scores)
-
-    @property
-    def entries(self) -> Entries:
-        """The scores, labels and mask of known labels, validated."""
-        return checked(self.scores, self.labels, self.known)
-
-    @property
-    def raw_entries(self) -> Entries | None:
-        """The same with the scores before calibration; None if the scores are not calibrated."""
-        return None if self.raw is None else checked(self.raw, self.labels, self.known)
-
-    def take(self, rows: Int[ndarray, "K"]) -> "ScoredRows":
-        """Return a selection of the rows."""
-        group = None if self.group is None else tuple(self.group[row] for row in rows)
-        images = None if self.images is None else self.images[rows]
-        raw = None if self.raw is None else self.raw[rows]
-        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images, raw)
-
-    def aggregate(self, how: Aggregate) -> "ScoredRows":
-        """Return one row per group of images, sorted by group name.
-
-        The score of a group is the mean or maximum over its images. A label is present if any image has it, absent if
-        it is known for some image and no image has it, and otherwise unknown.
-
-        >>> labels, known = np.array([[0.0], [1.0], [0.0]]), np.array([[True], [True], [False]])
-        >>> tiles = ScoredRows(np.array([[0.2], [0.6], [0.9]]), labels, known, ("a", "a", "b"))
-        >>> slides = tiles.aggregate("mean")
-        >>> slides.scores.tolist(), slides.labels.tolist(), slides.known.tolist()
-        ([[0.4], [0.9]], [[1.0], [0.0]], [[True], [False]])
-        """
-        if self.group is None:
-            raise ValueError("rows without groups cannot be aggregated")
-        names, member = np.unique(np.array(self.group), return_inverse=True)
-        order = np.argsort(member, kind="stable")
-        sizes = np.bincount(member)
-        starts = np.cumsum(sizes) - sizes
-
-        def combine(scores: Float[ndarray, "N C"]) -> Float64[ndarray, "G C"]:
-            ordered = scores[order].astype(np.float64)
-            if how == "max":
-                return np.maximum.reduceat(ordered, starts)
-            mean: Float64[ndarray, "G C"] = np.add.reduceat(ordered, starts) / sizes[:, None]
-            return mean
-
-        raw = None if self.raw is None else combine(self.raw)
-        labels = np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts)
-        known = np.logical_or.reduceat(self.known[order], starts)
-        return ScoredRows(combine(self.scores), labels, known, tuple(names.tolist()), sizes, raw)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import LabelSpace, Records
 from probmcl.errors import RunError
 from probmcl.evaluation.decisions import decisions_at
-from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.retrieval import retrieval_at_10
-from probmcl.evaluation.stored_scores import read_scores, scores_file
+from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file
 from probmcl.experiments import protocol
 from probmcl.experiments.measure import MEASUREMENTS_FILE, Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec

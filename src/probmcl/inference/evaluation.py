@@ -17,7 +17,8 @@ from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration
 from probmcl.console import Console
 from probmcl.data.records import Records
-from probmcl.evaluation.groups import EvaluationOptions, ScoredRows
+from probmcl.evaluation.groups import EvaluationOptions
+from probmcl.evaluation.stored_scores import ScoredRows
 from probmcl.inference.class_mapping import ClassMapping, match_classes
 from probmcl.settings.model_options import EvaluateOptions
 from probmcl.store.evaluation import Evaluation, ModelEvaluation, UnscoredImage

@@ -13,14 +13,13 @@ from probmcl.data.images import PREPROCESSING_FILE
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.encoders.encoder import MODEL_ERRORS
-from probmcl.encoders.weights import refuse_non_finite
 from probmcl.errors import RunError, suggestion
 from probmcl.inference.model import Model
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 from probmcl.readers.options import METADATA_FILE
 from probmcl.runtime.machine import find_device
-from probmcl.runtime.tensor_files import load_tensors, read_shapes
+from probmcl.runtime.tensor_files import load_tensors, read_shapes, refuse_non_finite
 from probmcl.settings import CONFIG_FILE, method_settings
 from probmcl.store.class_labels import ClassLabels
 from probmcl.store.files import CALIBRATION, CONFIG, LABELS, METADATA, MODEL

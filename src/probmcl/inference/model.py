@@ -24,8 +24,8 @@ from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, c
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
-from probmcl.evaluation.stored_scores import read_scores, scores_file
+from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
 from probmcl.inference.class_mapping import ClassMapping, match_classes, read_renames
 from probmcl.inference.evaluation import (

@@ -20,8 +20,8 @@ from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import Records
 from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.bootstrap import affordable_draws
-from probmcl.evaluation.groups import EvaluationOptions, ScoredRows
-from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_content, scores_file
+from probmcl.evaluation.groups import EvaluationOptions
+from probmcl.evaluation.stored_scores import ScoredRows, StoredScores, read_scores, scores_content, scores_file
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages
 from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split

@@ -12,8 +12,7 @@ from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.fit import FOLDS, assign_folds
 from probmcl.calibration.maps import HeldOutName
 from probmcl.data.hierarchy import parents_of
-from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import write_scores
+from probmcl.evaluation.stored_scores import ScoredRows, write_scores
 from probmcl.run.probe import LabeledFeatures, fit_grid
 from probmcl.run.results import FROZEN_PROBE, Candidate
 from probmcl.run.workspace import Workspace

@@ -11,8 +11,7 @@ from probmcl.audit.signatures import read_all, write_signatures
 from probmcl.console import Console
 from probmcl.data.labels import State
 from probmcl.data.records import Records, Split
-from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.evaluation.stored_scores import ScoredRows, scores_file, write_scores
 from probmcl.readers.options import METADATA_FILE, ReadOptions
 from probmcl.runtime.digests import content_digest
 from probmcl.settings import CONFIG_FILE, Settings

@@ -279,3 +279,11 @@ def arrays_file(arrays: Mapping[str, Any]) -> bytes:
 def nan_to_none(x: float | int) -> float | int | None:
     """Return None for NaN, which is not valid JSON, and other numbers unchanged."""
     return None if x != x else x
+
+
+def user_cache_folder() -> Path:
+    """Return the folder `probmcl` in the user's cache folder. Everything in it can be computed again."""
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if not caches:
+        caches = Path.home() / ".cache"
+    return Path(caches) / "probmcl"

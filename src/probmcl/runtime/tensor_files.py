@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from probmcl.errors import RunError, plain
+from probmcl.errors import RunError, WeightsError, plain
 from probmcl.runtime.digests import Content, content_digest
 from probmcl.runtime.files import atomic_write, json_line, open_file, parse_json
 
@@ -139,3 +139,12 @@ def _content(tensors: Mapping[str, Tensor], facts: str) -> Iterator[Content]:
     for key, value in sorted(tensors.items()):
         yield f"{key} {value.dtype} {list(value.shape)}".encode()
         yield value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def refuse_non_finite(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raise an error if a tensor has NaN or infinite values: all outputs of the model would be NaN."""
+    for name, tensor in state.items():
+        if not tensor.isfinite().all():
+            raise WeightsError(
+                f"{path}: tensor {name!r} has NaN or infinite values; copy the file again, or train again"
+            )

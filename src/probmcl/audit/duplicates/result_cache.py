@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import PIL
 
-from probmcl.data.cache import default_folder
 from probmcl.data.intensity import IntensityRange
 from probmcl.runtime.digests import block_checksum, content_digest
+from probmcl.runtime.files import user_cache_folder
 
 Result = TypeVar("Result")
 
@@ -102,7 +102,7 @@ def open_results(intensity: IntensityRange | None) -> Iterator[ResultCache]:
     with tempfile.TemporaryDirectory() as temporary:
         cache = ResultCache(Path(temporary) / "duplicates.sqlite", context)
         with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
-            file = default_folder().with_name("duplicates.sqlite")
+            file = user_cache_folder() / "duplicates.sqlite"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.touch(mode=0o600)  # it has thumbnails, so only the user may read it
             users = ResultCache(file, context)
