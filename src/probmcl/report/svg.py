@@ -26,7 +26,7 @@ VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", PANEL: "panel"} | {
 """Placeholder colors, and the CSS variables that replace them."""
 
 FONT = 11
-STYLE: dict[str, Any] = {
+FIGURE_STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "probmcl",
     "text.color": INK,
@@ -68,7 +68,7 @@ def figure_style() -> Any:
     """Return a context in which figures have the style of the page."""
     import matplotlib
 
-    return matplotlib.rc_context(STYLE)
+    return matplotlib.rc_context(FIGURE_STYLE)
 
 
 def to_inline_svg(figure: Figure, key: str, description: str) -> Markup:

@@ -55,22 +55,22 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
     _write(folder, Manifest({name: _entry(folder, name) for name in sorted(_existing(folder, names))}))
 
 
-def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
+def announce_changes(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Accept new contents of files, in addition to the current ones, before they are written."""
     before = read_manifest(folder)
-    # A process that was killed between `announce` and `confirm` leaves files with either content.
+    # A process that was killed between `announce_changes` and `confirm_changes` leaves files with either content.
     settled = {name: _entry(folder, name) for name in before.replacing if (folder / name).is_file()}
     new = {name: Entry.of(content) for name, content in contents.items()}
     _write(folder, Manifest({**before.files, **settled}, new))
 
 
-def confirm(folder: Path) -> None:
+def confirm_changes(folder: Path) -> None:
     """Accept only the contents that were announced, after they are written."""
     before = read_manifest(folder)
     _write(folder, Manifest(dict(sorted({**before.files, **before.replacing}.items()))))
 
 
-def verify(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, ...] = ()) -> None:
+def verify_files(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, ...] = ()) -> None:
     """Raise `RunError` if a file does not match the manifest; the message names the file.
 
     Args:

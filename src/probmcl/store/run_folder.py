@@ -15,9 +15,17 @@ from probmcl.errors import RunError
 from probmcl.runtime.conversion import plain_values
 from probmcl.runtime.files import atomic_write, refuse_special_files
 from probmcl.runtime.tensor_files import save_tensors
-from probmcl.store import files, manifest
+from probmcl.store import files
 from probmcl.store.decoding import encoded_rows, encoded_struct, read_content, read_rows, read_struct, read_tensors
 from probmcl.store.images import Split
+from probmcl.store.manifest import (
+    REMEDY,
+    announce_changes,
+    confirm_changes,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
 from probmcl.store.rows import File, JsonFile, Role, TableFile, TensorFile
 
 if TYPE_CHECKING:
@@ -65,10 +73,10 @@ class RunFolder:
         read_content(folder.path, files.CONFIG)  # a newer version is named before the files that it has changed
         if not folder.has(files.MANIFEST):
             problem = f"{path} has no {files.MANIFEST}, without which damaged files are not detected"
-            raise RunError(f"{problem}; {manifest.REMEDY}")
-        finished = files.METADATA.name in manifest.read_manifest(folder.path).files
+            raise RunError(f"{problem}; {REMEDY}")
+        finished = files.METADATA.name in read_manifest(folder.path).files
         # The manifest of an unfinished run lists the inputs.
-        manifest.verify(folder.path, required=DECISIVE if finished else (), optional=OPTIONAL)
+        verify_files(folder.path, required=DECISIVE if finished else (), optional=OPTIONAL)
         folder.read(files.METADATA)
         return folder
 
@@ -115,27 +123,27 @@ class RunFolder:
         """Replace or add files of a run, together with their entries in the manifest."""
         listed = self.has(files.MANIFEST)
         if listed:
-            manifest.announce(self.path, {file.name: content for file, content in contents.items()})
+            announce_changes(self.path, {file.name: content for file, content in contents.items()})
         for file, content in contents.items():
             atomic_write(self.path / file, content, root=self.path)
         if listed:
-            manifest.confirm(self.path)
+            confirm_changes(self.path)
 
     def seal_inputs(self) -> None:
         """Write the manifest of the files that do not change during training."""
-        manifest.write_manifest(self.path, INPUTS)
+        write_manifest(self.path, INPUTS)
 
     def seal_results(self) -> None:
         """Write the manifest of all files except run.json, which is written last."""
-        manifest.write_manifest(self.path, [name for name in OWN if name != files.METADATA.name])
+        write_manifest(self.path, [name for name in OWN if name != files.METADATA.name])
 
     def seal(self) -> None:
         """Write the manifest of all files that the run has now. Files that the user has added are not listed."""
-        manifest.write_manifest(self.path, OWN)
+        write_manifest(self.path, OWN)
 
     def complete_manifest(self) -> None:
         """Write the manifest of a finished run if a killed process left it incomplete."""
-        if files.METADATA.name not in manifest.read_manifest(self.path).files:
+        if files.METADATA.name not in read_manifest(self.path).files:
             self.seal()
 
     def delete_inputs(self) -> None:
