@@ -19,6 +19,7 @@ from probmcl.evaluation.evaluate import EvaluatedModel, class_means, evaluate
 from probmcl.evaluation.metrics import area_under_roc, average_precision
 from probmcl.evaluation.reliability import bootstrapped_calibration_error, summarize_reliability
 from probmcl.evaluation.selective import OpenDecisions, evaluate_abstention, risk_coverage
+from probmcl.evaluation.stored_scores import ScoredRows
 from probmcl.store.evaluation import (
     Abstention,
     Aggregate,

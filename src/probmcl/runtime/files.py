@@ -283,7 +283,6 @@ def nan_to_none(x: float | int) -> float | int | None:
 
 def user_cache_folder() -> Path:
     """Return the folder `probmcl` in the user's cache folder. Everything in it can be computed again."""
-    caches = os.environ.get("XDG_CACHE_HOME")
-    if not caches:
-        caches = Path.home() / ".cache"
-    return Path(caches) / "probmcl"
+    configured = os.environ.get("XDG_CACHE_HOME")
+    caches = Path(configured) if configured else Path.home() / ".cache"
+    return caches / "probmcl"
