@@ -33,7 +33,7 @@ test: .venv/installed-dev
 	$(PYTEST) tests
 
 test-fast: .venv/installed-dev
-	$(PYTEST) -m "not exhaustive and not slow" tests
+	$(PYTEST) -m "not exhaustive and not slow and not fuzz" tests
 
 test-exhaustive: .venv/installed-dev
 	$(PYTEST) --hypothesis-profile random -m exhaustive tests

@@ -22,10 +22,10 @@ from sklearn.calibration import _SigmoidCalibration
 from sklearn.metrics import precision_recall_curve
 
 from probmcl.calibration import Calibration, ThresholdRule, choose_thresholds, fit_calibration
-from probmcl.calibration.sigmoid import logits
+from probmcl.calibration.maps import logits
 from probmcl.evaluation import average_precision, decisions_at, interval, multilabel_metrics, resamples
 from probmcl.evaluation.reliability import reliability
-from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file
+from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file
 
 MIN_TEST_POSITIVES = 30
 

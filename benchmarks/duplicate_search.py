@@ -33,7 +33,7 @@ def main() -> None:
     paths, options = sorted(Path(sys.argv[1]).iterdir()), {"workers": int(sys.argv[2])}
     try:
         modules = [importlib.import_module(f"probmcl.audit.duplicates.{name}") for name in ("hashing", "search")]
-        opened = importlib.import_module("probmcl.audit.duplicates.result_cache").open_results(None)
+        opened = importlib.import_module("probmcl.audit.duplicates.hashing").open_results(None)
     except ModuleNotFoundError:  # version 0.1
         modules = [importlib.import_module(f"probmcl.data.copies.{name}") for name in ("fingerprints", "duplicates")]
         opened = nullcontext()

@@ -24,8 +24,7 @@ from PIL import Image
 
 from lookalike_sets import radiograph, tissue
 from probmcl.audit.duplicates.candidates import candidate_pairs
-from probmcl.audit.duplicates.hashing import TILE, Fingerprint, fingerprints
-from probmcl.audit.duplicates.result_cache import ResultCache
+from probmcl.audit.duplicates.hashing import TILE, Fingerprint, ResultCache, fingerprints
 from probmcl.audit.duplicates.search import NearPair, exact_duplicates, near_duplicates
 from probmcl.data.images import read_image
 from rounds import alternate, median_ratio

@@ -30,8 +30,8 @@ from PIL import Image
 
 from probmcl.console import Console
 from probmcl.data.images import PREPROCESSING_FILE, Preprocessing
+from probmcl.data.loader import decode_files
 from probmcl.data.records import LabelSpace
-from probmcl.data.stream import decode_files
 from probmcl.demo.digits import NAMES, digit_boxes
 from probmcl.encoders import Encoder
 from probmcl.evaluation import interval, resamples
@@ -39,8 +39,8 @@ from probmcl.explain import forward_pass
 from probmcl.explain.explanations import enlarge
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
-from probmcl.run.checkpoints import load_candidate
 from probmcl.run.results import CandidateId
+from probmcl.run.state import load_candidate
 from probmcl.runtime.files import write_json
 from probmcl.settings import CONFIG_FILE
 from probmcl.store.files import LABELS, METADATA

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from probmcl.console import Console
-from probmcl.evaluation.topology import Topology, topology
+from probmcl.evaluation.embedding import Topology, topology
 from probmcl.inference import Model, load
 from probmcl.report.embedding import model_with_encoder
 from probmcl.report.run_data import RunData, read_run_data

@@ -15,7 +15,7 @@ import pytest
 
 from helpers.posix import system_calls
 from probmcl.store.files import FILES as FILES_OF_RUNS
-from probmcl.store.rows import Folder
+from probmcl.store.files import Folder
 
 SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
@@ -57,36 +57,29 @@ PACKAGES = (
 
 MODULES = {
     "data": (
-        "hierarchy",
         "labels",
         "records",
         "stratify",
         "splitting",
         "image_files",
-        "intensity",
-        "upright",
+        "pixels",
         "dicom",
         "jpeg_damage",
         "images",
         "deep_images",
         "cache",
-        "loader",
         "in_memory",
-        "stream",
+        "loader",
     ),
     "readers": (
-        "option_values",
+        "spreadsheet",
         "label_policy",
         "options",
-        "questions",
-        "spreadsheet",
         "class_knowledge",
         "hierarchy_file",
         "file_index",
         "annotations",
-        "table.label_names",
         "table.lists",
-        "table.paths",
         "table.columns",
         "table.entries",
         "table.merging",
@@ -106,18 +99,14 @@ MODULES = {
         "read",
     ),
     "audit": (
-        "duplicates.result_cache",
         "duplicates.hashing",
         "duplicates.candidates",
-        "duplicates.registration",
         "duplicates.comparison",
         "duplicates.search",
         "statistics",
         "findings",
         "result",
         "split_file",
-        "split",
-        "signatures",
         "prepare",
     ),
 }
@@ -166,10 +155,10 @@ ALWAYS_PLURAL = {
 OTHER_FILES = {
     "demo/digits.py": "labels.csv is a file of the dataset",
     "encoders/weights.py": "model.safetensors is also the name of a file on the model hub",
-    "runtime/lock.py": "the lock comes before the store, whose row takes the name from it",
+    "runtime/folders.py": "the lock comes before the store, whose row takes the name from it",
 }
 OTHER_HASHES = {
-    "runtime/digests.py": "the module",
+    "runtime/tensor_files.py": "the module",
     "report/page.py": "the hash of a content security policy",
     "run/state.py": "a seed",
 }

@@ -16,7 +16,7 @@ import make_file_tables
 from helpers.commands import main
 from probmcl.cli import app
 from probmcl.methods import METHODS
-from probmcl.store.rows import Owner
+from probmcl.store.files import Owner
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

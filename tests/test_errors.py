@@ -8,7 +8,7 @@ import pytest
 
 import probmcl
 from probmcl.cli import app
-from probmcl.cli.spelling import spell_options
+from probmcl.cli.options import spell_options
 from probmcl.errors import ProbmclError, Question, Reading, call, counted, keyword
 from probmcl.readers.options import ReadOptions
 

@@ -11,7 +11,7 @@ import pytest
 
 from probmcl.api import train
 from probmcl.cli.evaluate import command as evaluate
-from probmcl.cli.spelling import reading_lines, spell_options
+from probmcl.cli.options import reading_lines, spell_options
 from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError, Question
 from probmcl.readers.options import DataChecks, ReadOptions

@@ -8,8 +8,7 @@ A table follows the comment `<!-- files of a run -->` or `<!-- files of a compar
 import re
 from pathlib import Path
 
-from probmcl.store.files import FILES
-from probmcl.store.rows import File, Folder, Owner
+from probmcl.store.files import FILES, File, Folder, Owner
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES: dict[Owner, Path] = {"run": DOCS / "architecture.md", "comparison": DOCS / "comparing.md"}

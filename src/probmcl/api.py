@@ -30,8 +30,7 @@ def train(options: TrainOptions) -> Run:
     methods are trained. The candidate that scores best on validation is kept; test scores do not affect this choice.
     Finally, its probabilities are calibrated, and a threshold is chosen for each class.
     """
-    from probmcl.launch.resuming import refuse_with_resume
-    from probmcl.launch.run import report_run, resume_run, start_run
+    from probmcl.launch.run import refuse_with_resume, report_run, resume_run, start_run
 
     refuse_with_resume(options)
     with _processes(options) as console:
@@ -52,7 +51,7 @@ def compare(options: CompareOptions) -> Comparison:
     Another row is for the probe on the frozen encoder. The tables, a plot and a verdict are written to the folder.
     """
     from probmcl.launch.comparison import resume_comparison, start_comparison
-    from probmcl.launch.resuming import refuse_with_resume
+    from probmcl.launch.run import refuse_with_resume
 
     started = time.perf_counter()
     refuse_with_resume(options)

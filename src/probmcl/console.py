@@ -19,7 +19,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from probmcl.errors import one_line, printable
-from probmcl.runtime.signals import leave_signals_to_main_thread
+from probmcl.runtime.machine import leave_signals_to_main_thread
 from probmcl.tables import rough_duration
 
 REFRESH_SECONDS = 0.5

@@ -12,8 +12,8 @@ from probmcl.data.splitting import folds, make_splits
 from probmcl.errors import DataError
 from probmcl.run.run_files import write_split
 from probmcl.store.files import FOLDS
-from probmcl.store.images import FoldRow
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import FoldRow
 
 
 def test_read_splits_restores_the_splits_of_a_run(tmp_path: Path) -> None:

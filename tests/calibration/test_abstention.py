@@ -5,10 +5,9 @@ import pytest
 
 from helpers.scores import flip_unknown, simulated_rows
 from probmcl.calibration.abstention import Limits, abstention_limits
-from probmcl.calibration.risk_control import accepted_cuts
-from probmcl.calibration.thresholds import balanced_threshold
+from probmcl.calibration.thresholds import accepted_cuts, balanced_threshold
 from probmcl.errors import OptionError
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.scores import ScoredRows
 
 
 def limits(rows: ScoredRows, risk: float = 0.1) -> Limits:

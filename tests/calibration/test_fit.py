@@ -17,11 +17,10 @@ from sklearn.metrics import log_loss
 from helpers.scores import flip_unknown, minimize_log_loss, simulated_rows, smoothed_targets
 from probmcl.calibration import fit
 from probmcl.calibration.fit import FOLDS, STRENGTHS, assign_folds, fit_calibration
-from probmcl.calibration.maps import Calibration, Kind
-from probmcl.calibration.sigmoid import fit_platt, logits
+from probmcl.calibration.maps import Calibration, Kind, fit_platt, logits
 from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.evaluation import average_precision
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.scores import ScoredRows
 from probmcl.runtime.files import read_json, write_json
 
 Array = npt.NDArray[Any]

@@ -15,8 +15,7 @@ import pytest
 from helpers.commands import HANGS, main
 from probmcl import cli
 from probmcl.cli.commands import COMMANDS
-from probmcl.cli.spelling import command_line
-from probmcl.cli.terminal import escape_missing_characters
+from probmcl.cli.options import command_line, escape_missing_characters
 from probmcl.errors import Question, Reading
 from probmcl.readers.options import ReadOptions
 

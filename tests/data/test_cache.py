@@ -14,8 +14,8 @@ from PIL import Image
 from probmcl.data import cache as module
 from probmcl.data.cache import ImageCache, default_folder, open_cache
 from probmcl.data.images import Preprocessing, read_image
-from probmcl.data.intensity import IntensityRange
 from probmcl.data.loader import ImageBatches, in_order
+from probmcl.data.pixels import IntensityRange
 from probmcl.data.records import Records
 from probmcl.errors import ImageError, OptionError
 

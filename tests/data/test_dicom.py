@@ -11,8 +11,8 @@ from PIL import Image
 
 from probmcl.data.deep_images import find_intensity_range
 from probmcl.data.images import read_image
-from probmcl.data.intensity import IntensityRange
-from probmcl.data.stream import find
+from probmcl.data.loader import find
+from probmcl.data.pixels import IntensityRange
 from probmcl.errors import DataError, ImageError
 
 pytest.importorskip("pydicom", reason="DICOM files are made with pydicom: pip install 'probmcl[dicom]'")

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from probmcl.data.images import Preprocessing
-from probmcl.data.intensity import IntensityRange
-from probmcl.data.stream import Decoded, Source, decode, find
+from probmcl.data.loader import Decoded, Source, decode, find
+from probmcl.data.pixels import IntensityRange
 from probmcl.errors import DataError
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probmcl.audit.duplicates.hashing import fingerprints, image_fingerprint
-from probmcl.audit.duplicates.result_cache import ResultCache
+from probmcl.audit.duplicates.hashing import ResultCache, fingerprints, image_fingerprint
 from probmcl.data.images import read_image
 from probmcl.data.jpeg_damage import jpeg_damage, scan_count
 

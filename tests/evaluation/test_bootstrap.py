@@ -14,12 +14,12 @@ from probmcl.evaluation import (
     average_precision,
     bootstrapped_map,
     centered,
-    entries,
     holm,
     interval,
     p_value,
     resamples,
 )
+from probmcl.evaluation import scores as evaluation_scores
 from probmcl.evaluation.bootstrap import bootstrapped_areas
 
 Table = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[Any]]
@@ -96,7 +96,7 @@ def test_blocks_do_not_change_the_result_and_every_class_is_reported(monkeypatch
     expected_map = bootstrapped_map(scores, labels, None, weights)
     for count in (1, 60, 100):
         progress: list[int] = []
-        monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
+        monkeypatch.setattr(evaluation_scores, "BLOCK_ENTRIES", count)
         areas = bootstrapped_areas(scores, labels, None, weights, advance=progress.append)
         np.testing.assert_array_equal(areas.mean_precision, expected_map)
         assert sum(progress) == 7

@@ -12,13 +12,18 @@ from helpers.evaluations import row_metrics
 from helpers.scores import flip_unknown, simulated_rows
 from probmcl.calibration import Calibration, fit_calibration
 from probmcl.console import Console
-from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.data.labels import levels_of, parents_of
 from probmcl.evaluation import average_precision, decisions_at, multilabel_metrics, resamples
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
-from probmcl.evaluation.reliability import bootstrapped_calibration_error, summarize_reliability
-from probmcl.evaluation.selective import OpenDecisions, evaluate_abstention, risk_coverage
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.reliability import (
+    OpenDecisions,
+    bootstrapped_calibration_error,
+    evaluate_abstention,
+    risk_coverage,
+    summarize_reliability,
+)
+from probmcl.evaluation.scores import ScoredRows
 from probmcl.runtime.conversion import convert
 from probmcl.store.evaluation import DecisionScores, Evaluation, SplitMetrics
 

@@ -1,3 +1,5 @@
+"""Metrics per class and over all classes: of rankings, and of decisions at a threshold."""
+
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,27 +11,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sklearn import metrics as reference
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from helpers import half_hidden
-from probmcl.evaluation import area_under_roc, average_precision, entries, multilabel_metrics
+from helpers.half_hidden import LEVELS, Table, f1, mean, share, tables
+from probmcl.evaluation import area_under_roc, average_precision, decisions_at, multilabel_metrics, rates_at
+from probmcl.evaluation import scores as evaluation_scores
 
 KINDS = ["area", "voc11", "envelope"]
-LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few values, so that ties are common; exact in every precision
+SCORE_LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few values, so that ties are common; exact in every precision
 
 
-class Table(NamedTuple):
+class Ranking(NamedTuple):
     scores: npt.NDArray[Any]
     labels: npt.NDArray[Any]
     known: npt.NDArray[np.bool_]
 
 
 @st.composite
-def tables(draw: st.DrawFn) -> Table:
+def rankings(draw: st.DrawFn) -> Ranking:
     shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 5)))
-    scores = draw(arrays(np.float64, shape, elements=st.sampled_from(LEVELS)))
+    scores = draw(arrays(np.float64, shape, elements=st.sampled_from(SCORE_LEVELS)))
     labels = draw(arrays(np.float32, shape, elements=st.sampled_from([0.0, 1.0])))
-    return Table(scores, labels, draw(arrays(np.bool_, shape)))
+    return Ranking(scores, labels, draw(arrays(np.bool_, shape)))
 
 
 def slow_average_precision(scores: list[float], positive: list[bool], kind: str) -> float:
@@ -53,7 +58,7 @@ def slow_average_precision(scores: list[float], positive: list[bool], kind: str)
     return float(area)
 
 
-def slow_decisions(table: Table, threshold: float, top_k: int | None) -> set[tuple[int, int]]:
+def slow_decisions(table: Ranking, threshold: float, top_k: int | None) -> set[tuple[int, int]]:
     decided = set()
     for n, row in enumerate(table.scores):
         ranked = sorted((c for c in range(len(row)) if table.known[n, c]), key=lambda c: (-row[c], c))
@@ -69,7 +74,7 @@ def harmonic(a: float, b: float) -> float:
     return 2 * a * b / (a + b) if a + b else 0.0
 
 
-def slow_metrics(table: Table, threshold: float, f1: str, top_k: int | None) -> dict[str, float]:
+def slow_metrics(table: Ranking, threshold: float, f1: str, top_k: int | None) -> dict[str, float]:
     truth = {(int(n), int(c)) for n, c in np.argwhere((table.labels == 1) & table.known)}
     decided = slow_decisions(table, threshold, top_k)
     aps, precisions, recalls, f1s = [], [], [], []
@@ -90,8 +95,8 @@ def slow_metrics(table: Table, threshold: float, f1: str, top_k: int | None) -> 
     return dict(zip(("mAP", "CP", "CR", "CF1", "OP", "OR", "OF1", "classes_scored"), values, strict=True))
 
 
-@given(tables())
-def test_area_matches_scikit_learn_on_known_entries(table: Table) -> None:
+@given(rankings())
+def test_area_matches_scikit_learn_on_known_entries(table: Ranking) -> None:
     for c, result in enumerate(average_precision(*table).tolist()):
         keep = table.known[:, c]
         scores, labels = table.scores[keep, c], table.labels[keep, c]
@@ -110,8 +115,8 @@ def test_area_matches_scikit_learn_on_many_images() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(table=tables())
-def test_every_kind_matches_a_loop_over_thresholds(kind: str, table: Table) -> None:
+@given(table=rankings())
+def test_every_kind_matches_a_loop_over_thresholds(kind: str, table: Ranking) -> None:
     result = average_precision(*table, kind=kind)
     assert result.shape == table.scores.shape[1:]
     for c, keep in enumerate(table.known.T):
@@ -120,43 +125,43 @@ def test_every_kind_matches_a_loop_over_thresholds(kind: str, table: Table) -> N
 
 
 @given(
-    tables(),
-    st.sampled_from([-1.0, *LEVELS]),
+    rankings(),
+    st.sampled_from([-1.0, *SCORE_LEVELS]),
     st.sampled_from(["harmonic", "per_class"]),
     st.sampled_from([None, 1, 2, 3, 9]),
 )
-def test_metrics_match_a_loop_over_classes(table: Table, threshold: float, f1: str, top_k: int | None) -> None:
+def test_metrics_match_a_loop_over_classes(table: Ranking, threshold: float, f1: str, top_k: int | None) -> None:
     result = multilabel_metrics(*table, threshold=threshold, f1=f1, top_k=top_k)
     expected = slow_metrics(table, threshold, f1, top_k)
     assert list(result) == list(expected)
     assert result == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@given(tables(), st.randoms(use_true_random=False), st.sampled_from(KINDS), st.sampled_from([None, 2]))
-def test_order_of_the_images_does_not_matter(table: Table, random: Any, kind: str, top_k: int | None) -> None:
+@given(rankings(), st.randoms(use_true_random=False), st.sampled_from(KINDS), st.sampled_from([None, 2]))
+def test_order_of_the_images_does_not_matter(table: Ranking, random: Any, kind: str, top_k: int | None) -> None:
     order = list(range(len(table.scores)))
     random.shuffle(order)
-    shuffled = Table(*(array[order] for array in table))
+    shuffled = Ranking(*(array[order] for array in table))
     assert torch.equal(average_precision(*shuffled, kind=kind).nan_to_num(-1), ap(table, kind))
     assert repr(multilabel_metrics(*shuffled, top_k=top_k)) == repr(multilabel_metrics(*table, top_k=top_k))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(table=tables())
-def test_average_precision_depends_only_on_the_ranking(kind: str, table: Table) -> None:
+@given(table=rankings())
+def test_average_precision_depends_only_on_the_ranking(kind: str, table: Ranking) -> None:
     for scores in (np.exp(3 * table.scores) - 40, table.scores**3 / 7, np.log(table.scores + 0.01)):
         assert torch.equal(ap(table._replace(scores=scores), kind), ap(table, kind))
 
 
-def ap(table: Table, kind: str) -> torch.Tensor:
+def ap(table: Ranking, kind: str) -> torch.Tensor:
     """Average precision with -1 for NaN, so that two results can be equal."""
     return average_precision(*table, kind=kind).nan_to_num(-1)
 
 
-@given(tables(), st.sampled_from([-np.inf, np.nan, 0.6, np.inf]), st.sampled_from([-1.0, np.nan, 0.0, 1.0]))
-def test_unknown_entries_are_ignored(table: Table, score: float, label: float) -> None:
+@given(rankings(), st.sampled_from([-np.inf, np.nan, 0.6, np.inf]), st.sampled_from([-1.0, np.nan, 0.0, 1.0]))
+def test_unknown_entries_are_ignored(table: Ranking, score: float, label: float) -> None:
     scores, labels = np.where(table.known, table.scores, score), np.where(table.known, table.labels, label)
-    changed = Table(scores, labels, table.known)
+    changed = Ranking(scores, labels, table.known)
     for kind in KINDS:
         assert torch.equal(ap(changed, kind), ap(table, kind))
     for top_k in (None, 1, 3):
@@ -220,8 +225,10 @@ def test_threshold_is_exclusive(dtype: torch.dtype, threshold: float) -> None:
     assert multilabel_metrics(scores, torch.ones(1, 2), threshold=threshold)["OR"] == 0.5
 
 
-@given(tables(), st.lists(st.sampled_from([-1.0, *LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3]))
-def test_thresholds_can_differ_per_class(table: Table, thresholds: list[float], top_k: int | None) -> None:
+@given(
+    rankings(), st.lists(st.sampled_from([-1.0, *SCORE_LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3])
+)
+def test_thresholds_can_differ_per_class(table: Ranking, thresholds: list[float], top_k: int | None) -> None:
     class_thresholds = np.array(thresholds[: table.scores.shape[1]])
     lowered = table._replace(scores=table.scores - class_thresholds)  # same decisions at threshold 0
     expected = multilabel_metrics(*lowered, threshold=0.0)
@@ -314,10 +321,12 @@ def test_binary_decisions_are_valid_scores() -> None:
 
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
-    table = Table(generator.random((11, 7)).round(1), generator.random((11, 7)) < 0.4, generator.random((11, 7)) < 0.8)
+    table = Ranking(
+        generator.random((11, 7)).round(1), generator.random((11, 7)) < 0.4, generator.random((11, 7)) < 0.8
+    )
     expected_result = [ap(table, kind) for kind in KINDS], multilabel_metrics(*table, top_k=3)
     for count in (1, 23, 40):
-        monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
+        monkeypatch.setattr(evaluation_scores, "BLOCK_ENTRIES", count)
         assert all(map(torch.equal, expected_result[0], (ap(table, kind) for kind in KINDS)))
         assert multilabel_metrics(*table, top_k=3) == expected_result[1]
     table.scores[9, 5], table.known[9, 5] = np.nan, True
@@ -392,3 +401,105 @@ def test_auroc_of_equal_and_infinite_scores() -> None:
 def test_auroc_with_nan_scores_raises() -> None:
     with pytest.raises(ValueError, match="scores: row 0, class 0 is nan"):
         area_under_roc(torch.tensor([[torch.nan]]), torch.tensor([[1]]))
+
+
+@given(tables(), st.sampled_from(LEVELS))
+def test_rates_use_only_known_labels(table: Table, threshold: float) -> None:
+    rates = rates_at(*table, threshold)
+    for c, pairs_of_class in enumerate(table.classes):
+        decided = [score > threshold for score, _ in pairs_of_class]
+        truth = [label for _, label in pairs_of_class]
+        pairs = list(zip(decided, truth, strict=True))
+        counts = [pairs.count(x) for x in ((True, True), (True, False), (False, True))]
+        assert [column[c].item() for column in rates] == [*counts, len(pairs)]
+        assert rates.positives[c].item() == sum(truth)
+        assert rates.true_negatives[c].item() == pairs.count((False, False))
+        expected_values = {
+            "sensitivity": share([d for d, t in pairs if t]),
+            "specificity": share([not d for d, t in pairs if not t]),
+            "ppv": share([t for d, t in pairs if d]),
+            "npv": share([not t for d, t in pairs if not d]),
+            "f1": f1(pairs_of_class, threshold),
+        }
+        for name, value in expected_values.items():
+            np.testing.assert_array_equal(getattr(rates, name)[c].item(), value, err_msg=name)
+
+
+@given(tables(), st.sampled_from(LEVELS))
+def test_summaries_use_only_known_labels(table: Table, threshold: float) -> None:
+    result = decisions_at(*table, threshold)
+    all_positive = [entry for entries in table.images for entry in entries]
+    wrong = [[(score > threshold) != label for score, label in entries] for entries in table.images]
+    fully_known = [not any(image) for image in wrong if len(image) == table.scores.shape[1]]
+    expected_values = {
+        "macro_f1": mean([f1(entries, threshold) for entries in table.classes if len({y for _, y in entries}) == 2]),
+        "micro_f1": f1(all_positive, threshold),
+        "sample_f1": mean([f1(entries, threshold) for entries in table.images]),
+        "hamming_loss": share([entry for image in wrong for entry in image]),
+        "subset_accuracy": share(fully_known),
+        "images_fully_known": len(fully_known),
+    }
+    for name, value in expected_values.items():
+        np.testing.assert_allclose(getattr(result, name), value, rtol=0, atol=1e-15, err_msg=name)
+
+
+def test_match_scikit_learn_if_all_labels_are_known() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.random((200, 6)) < [0.5, 0.2, 0.05, 0.0, 0.9, 0.01]
+    scores = (generator.random(labels.shape) * 0.8 + 0.2 * labels).astype(np.float32)
+    scores[:, 3] = 0.1  # a class without positives and without decisions, whose F1 is 0 with zero_division=0
+    labels[:3], scores[:3] = False, 0.0  # the same for images
+    decided, rates = scores > 0.5, rates_at(scores, labels.astype(np.float32))
+    result = decisions_at(scores, labels.astype(np.float32))
+    scored = {
+        average: reference.f1_score(labels, decided, average=average, zero_division=0)
+        for average in ("micro", "samples")
+    }
+    with_positives = [0, 1, 2, 4, 5]
+    macro = reference.f1_score(labels[:, with_positives], decided[:, with_positives], average="macro", zero_division=0)
+    assert result.macro_f1 == pytest.approx(macro, abs=1e-12)
+    assert result.micro_f1 == pytest.approx(scored["micro"], abs=1e-12)
+    assert result.sample_f1 == pytest.approx(scored["samples"], abs=1e-12)
+    assert result.hamming_loss == pytest.approx(reference.hamming_loss(labels, decided), abs=1e-12)
+    assert result.subset_accuracy == pytest.approx(reference.accuracy_score(labels, decided), abs=1e-12)
+    assert result.images_fully_known == 200
+    (tn, fp), (fn, tp) = np.moveaxis(reference.multilabel_confusion_matrix(labels, decided), 0, -1)
+    expected_values = (tp, fp, fn, tn + fp + fn + tp)
+    assert [column.tolist() for column in rates] == [column.tolist() for column in expected_values]
+    assert rates.true_negatives.tolist() == tn.tolist()
+
+
+def test_blocks_do_not_change_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, labels = torch.rand(50, 4, generator=generator), torch.randint(0, 2, (50, 4), generator=generator)
+    known = torch.rand(50, 4, generator=generator) < 0.5
+    fully_known = decisions_at(scores, labels, known), rates_at(scores, labels, known)
+    monkeypatch.setattr(evaluation_scores, "BLOCK_ENTRIES", 12)
+    parts = decisions_at(scores, labels, known), rates_at(scores, labels, known)
+    assert parts[0] == fully_known[0]
+    assert all(torch.equal(one, other) for one, other in zip(parts[1], fully_known[1], strict=True))
+
+
+def test_threshold_is_exclusive_and_can_differ_per_class() -> None:
+    scores, labels = torch.tensor([[0.8, 0.8], [0.9, 0.4]]), torch.ones(2, 2)
+    assert rates_at(scores, labels, None, 0.8).true_positives.tolist() == [1, 0]
+    assert rates_at(scores, labels, None, torch.tensor([0.1, 0.5])).true_positives.tolist() == [2, 1]
+
+
+def test_decisions_are_nan_without_known_labels() -> None:
+    result = decisions_at(torch.rand(2, 2), torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.bool))
+    assert result.images_fully_known == 0
+    assert all(value != value for value in result._replace(images_fully_known=np.nan))  # type: ignore[arg-type]
+
+
+SCORES = [-np.inf, -2.0, 0.0, 0.1, 0.125, 0.3, 0.5, 0.7, 0.875, 1.0, np.inf]
+
+ScoreTable = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_]]
+
+
+@st.composite
+def score_tables(draw: st.DrawFn, minimum: float = -np.inf) -> ScoreTable:
+    shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 4)))
+    scores = draw(arrays(np.float64, shape, elements=st.sampled_from([s for s in SCORES if s >= minimum])))
+    labels = draw(arrays(np.float32, shape, elements=st.sampled_from([0.0, 1.0])))
+    return scores, labels, draw(arrays(np.bool_, shape))

@@ -1,3 +1,5 @@
+"""How far probabilities can be trusted: their agreement with frequencies, and the errors among decided images."""
+
 import json
 from typing import Any
 
@@ -5,7 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy.special import xlogy
+from scipy.stats import entropy
 from sklearn import metrics as reference
 
 from helpers.half_hidden import Entry, Table, tables
@@ -14,20 +19,25 @@ from probmcl.evaluation import resamples
 from probmcl.evaluation.bootstrap import fraction_interval
 from probmcl.evaluation.reliability import (
     BINS,
+    COVERAGES,
+    OpenDecisions,
     bin_of,
     bootstrapped_calibration_error,
+    evaluate_abstention,
     reliability,
     reliability_bins,
+    risk_coverage,
     summarize_reliability,
+    uncertainty,
 )
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.scores import ScoredRows
 from probmcl.runtime.conversion import convert
-from probmcl.store.evaluation import ReliabilitySummary
+from probmcl.store.evaluation import Abstention, AbstentionRates, ReliabilitySummary
 
 Array = npt.NDArray[Any]
 
 
-def arrays(rows: ScoredRows) -> tuple[Array, Array, Array]:
+def arrays_of(rows: ScoredRows) -> tuple[Array, Array, Array]:
     return rows.scores, rows.labels, rows.known
 
 
@@ -47,7 +57,7 @@ def slow_error(bins: list[list[Entry]]) -> float:
 
 def test_brier_score_and_log_loss_match_scikit_learn() -> None:
     rows = simulated_rows(300, unknown=0.3)
-    measures = reliability(*arrays(rows))
+    measures = reliability(*arrays_of(rows))
     for column, known in enumerate(rows.known.T):
         p, labels = rows.scores[known, column].astype(np.float64), rows.labels[known, column]
         rate = np.full(len(labels), labels.mean())
@@ -134,7 +144,7 @@ def test_summary_has_means_over_entries_and_the_mean_error_of_the_classes() -> N
     rows = simulated_rows(90, 3, intercept=[-3.0, 0.0, 0.0])
     rows.known[:, 2] = False
     rows.known[:60, 1] = False
-    measures, summary = reliability(*arrays(rows)), summarize_reliability(*arrays(rows), ["a", "b", "c"])
+    measures, summary = reliability(*arrays_of(rows)), summarize_reliability(*arrays_of(rows), ["a", "b", "c"])
     p, labels = rows.scores[rows.known].astype(np.float64), rows.labels[rows.known]
     assert summary.brier == pytest.approx(((p - labels) ** 2).mean())
     assert summary.log_loss == pytest.approx(reference.log_loss(labels, p))
@@ -149,14 +159,14 @@ def test_summary_has_means_over_entries_and_the_mean_error_of_the_classes() -> N
         "reliability": {"probability": [], "frequency": [], "images": []}
     }
     assert convert(json.loads(json.dumps(summary.to_dict(), allow_nan=False)), ReliabilitySummary) == summary
-    assert summarize_reliability(*arrays(flip_unknown(rows)), ["a", "b", "c"]) == summary
+    assert summarize_reliability(*arrays_of(flip_unknown(rows)), ["a", "b", "c"]) == summary
 
 
 def test_intervals_of_the_calibration_error_are_centered() -> None:
     rows = simulated_rows(90, 2)
-    samples = bootstrapped_calibration_error(*arrays(rows), resamples(90, None, draws=100))
-    summary = summarize_reliability(*arrays(rows), ["a", "b"], samples)
-    error = reliability(*arrays(rows)).calibration_error
+    samples = bootstrapped_calibration_error(*arrays_of(rows), resamples(90, None, draws=100))
+    summary = summarize_reliability(*arrays_of(rows), ["a", "b"], samples)
+    error = reliability(*arrays_of(rows)).calibration_error
     assert summary.per_class["b"].calibration_error_interval == fraction_interval(samples[:, 1], error[1])
     assert summary.calibration_error_interval == fraction_interval(samples.mean(1), error.mean())
     assert summary.calibration_error is not None
@@ -169,8 +179,8 @@ def test_intervals_of_the_calibration_error_are_centered() -> None:
 def test_intervals_are_none_if_many_resamples_have_no_known_label(known_images: int) -> None:
     rows = simulated_rows(4, 1)
     rows.known[:] = np.arange(4)[:, None] < known_images
-    samples = bootstrapped_calibration_error(*arrays(rows), resamples(4, None, draws=50))
-    summary = summarize_reliability(*arrays(rows), ["a"], samples)
+    samples = bootstrapped_calibration_error(*arrays_of(rows), resamples(4, None, draws=50))
+    summary = summarize_reliability(*arrays_of(rows), ["a"], samples)
     assert summary.calibration_error_interval is None
     assert summary.per_class["a"].calibration_error_interval is None
     assert (summary.calibration_error is None) == (known_images == 0)
@@ -184,3 +194,112 @@ def test_fraction_interval_is_none_if_undefined_or_unreliable() -> None:
     assert fraction_interval(samples, None) is None
     assert fraction_interval(samples, np.nan) is None
     assert fraction_interval(np.where(np.arange(20) < 3, np.nan, samples), 0.5) is None
+
+
+def test_uncertainty_is_the_mean_entropy_in_bits() -> None:
+    p = np.concatenate([np.random.default_rng(0).random((20, 4)), [[0, 1, 0.5, 1e-300]]])
+    expected = entropy(np.stack([p, 1 - p]), base=2).mean(1)
+    np.testing.assert_allclose(uncertainty(p), expected, rtol=1e-12)
+    np.testing.assert_allclose(uncertainty(p.astype(np.float32)), expected, rtol=1e-5)
+
+
+def test_certain_images_have_no_uncertainty_and_nan_stays_nan() -> None:
+    result = uncertainty(np.array([[1.0, 0.0], [0.5, 0.5], [np.nan, 0.5]]))
+    np.testing.assert_array_equal(result, [0, 1, np.nan])
+    assert not np.signbit(result[0])
+
+
+@st.composite
+def decided_tables(draw: st.DrawFn) -> tuple[Array, Array, Array, Array]:
+    shape = draw(st.tuples(st.integers(1, 30), st.integers(1, 3)))
+    p = draw(arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.8, 1.0])))
+    masks = arrays(np.bool_, shape)
+    return p, draw(masks), draw(masks).astype(np.float32), draw(masks)
+
+
+@given(decided_tables())
+def test_risk_coverage_matches_a_slow_loop(table: tuple[Array, Array, Array, Array]) -> None:
+    p, decisions, labels, known = table
+    curve = risk_coverage(*table)
+    assert len(curve.coverage) == len(curve.risk) == len(COVERAGES)
+    order = sorted(range(len(p)), key=lambda row: uncertainty(p)[row])  # stable
+    for target, coverage, risk in zip(COVERAGES, curve.coverage, curve.risk, strict=True):
+        images = round(coverage * len(p))
+        assert images >= 1
+        assert abs(images - target * len(p)) <= 0.5 + 1e-9 or images == 1
+        kept = [(n, c) for n in order[:images] for c in range(p.shape[1]) if known[n, c]]
+        wrong = [decisions[entry] != (labels[entry] == 1) for entry in kept]
+        assert risk == (pytest.approx(np.mean(wrong)) if wrong else None)
+    assert curve.coverage[-1] == 1
+
+
+def test_risk_falls_with_the_coverage_if_uncertain_images_have_more_errors() -> None:
+    rows = simulated_rows(2000, 1, slope=1.0, intercept=0.0)
+    risks = risk_coverage(rows.scores, rows.scores > 0.5, rows.labels, rows.known).risk
+    assert risks[0] < risks[9] < risks[-1]  # type: ignore[operator]
+    assert risks[-1] == pytest.approx(((rows.scores > 0.5) != rows.labels)[rows.known].mean())
+
+
+@st.composite
+def abstentions(draw: st.DrawFn) -> tuple[Array, Array, Array, Array]:
+    shape = draw(st.tuples(st.integers(1, 12), st.just(3)))
+    decisions = draw(arrays(np.int64, shape, elements=st.integers(-1, 1)))
+    masks = arrays(np.bool_, shape)
+    return decisions == 1, decisions == -1, draw(masks).astype(np.float32), draw(masks)
+
+
+def slow_rates(parts: tuple[Array, ...], entries: list[tuple[int, int]]) -> dict[str, float | None]:
+    yes, no, labels, known = parts
+    kept = [entry for entry in entries if known[entry]]
+    sets = {
+        "coverage": [yes[entry] or no[entry] for entry in kept],
+        "yes_risk": [labels[entry] == 0 for entry in kept if yes[entry]],
+        "no_risk": [labels[entry] == 1 for entry in kept if no[entry]],
+    }
+    return {name: float(np.mean(values)) if values else None for name, values in sets.items()}
+
+
+@given(abstentions())
+def test_rates_of_an_abstention_match_a_slow_loop(table: tuple[Array, Array, Array, Array]) -> None:
+    yes, no, labels, known = table
+    result = evaluate_abstention(OpenDecisions(yes, no), labels, known, ["a", "b", "c"], None)
+    images = range(len(table[0]))
+    parts: list[tuple[AbstentionRates, list[tuple[int, int]]]] = [(result, [(n, c) for n in images for c in range(3)])]
+    parts += [(result.per_class[name], [(n, c) for n in images]) for c, name in enumerate("abc")]
+    for rates, entries in parts:
+        for name, value in slow_rates(table, entries).items():
+            assert rates[name] == (None if value is None else pytest.approx(value))
+            assert rates[f"{name}_interval"] is None  # without weights
+    assert convert(json.loads(json.dumps(result.to_dict(), allow_nan=False)), Abstention) == result
+
+
+@settings(max_examples=20)
+@given(abstentions(), st.integers(0, 99))
+def test_intervals_of_an_abstention_match_repeated_images(table: tuple[Array, ...], seed: int) -> None:
+    yes, no, labels, known = table
+    weights = resamples(len(yes), None, draws=10, seed=seed)
+    result = evaluate_abstention(OpenDecisions(yes, no), labels, known, ["a", "b", "c"], weights)
+    drawn: dict[str, list[float]] = {"coverage": [], "yes_risk": [], "no_risk": []}
+    for times in weights:
+        entries = [(n, 1) for n in np.repeat(np.arange(len(times)), times).tolist()]
+        for name, value in slow_rates(table, entries).items():
+            drawn[name].append(np.nan if value is None else value)
+    for name, samples in drawn.items():
+        rates = result.per_class["b"]
+        expected = fraction_interval(np.array(samples), rates[name])
+        assert rates[f"{name}_interval"] == (None if expected is None else pytest.approx(expected, abs=1e-6))
+
+
+def test_unknown_labels_are_ignored() -> None:
+    rows = simulated_rows(60, unknown=0.4)
+    decisions, weights = OpenDecisions(rows.scores > 0.8, rows.scores < 0.3), resamples(60, None, draws=20)
+    curves, rates = [], []
+    for table in (rows, flip_unknown(rows)):
+        curves.append(risk_coverage(rows.scores, rows.scores > 0.5, table.labels, table.known))
+        rates.append(evaluate_abstention(decisions, table.labels, table.known, list("abcd"), weights))
+    assert curves[0] == curves[1]
+    assert rates[0] == rates[1]
+    assert rates[0].coverage is not None
+    assert rates[0].coverage_interval is not None
+    low, high = rates[0].coverage_interval
+    assert low < rates[0].coverage < high

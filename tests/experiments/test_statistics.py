@@ -10,7 +10,7 @@ import pytest
 from helpers.results import CLASSES, IMAGES, made_result, made_results
 from helpers.rows import made_comparison
 from probmcl.evaluation.bootstrap import holm
-from probmcl.evaluation.stored_scores import ScoredRows, write_scores
+from probmcl.evaluation.scores import ScoredRows, write_scores
 from probmcl.experiments.results import Result, Row
 from probmcl.experiments.statistics import DRAWS, summarize
 from probmcl.report.comparison_plot import to_svg

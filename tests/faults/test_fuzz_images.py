@@ -19,8 +19,8 @@ from PIL import Image
 from helpers.photographs import photograph
 from probmcl.audit.duplicates.hashing import image_fingerprint
 from probmcl.data.images import gray_values, read_image
-from probmcl.data.intensity import IntensityRange
 from probmcl.data.jpeg_damage import DAMAGE, jpeg_damage
+from probmcl.data.pixels import IntensityRange
 from probmcl.errors import ImageError
 
 pytestmark = pytest.mark.fuzz

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import probmcl
 from probmcl.errors import ProbmclError
-from probmcl.inference.splits import read_run_splits
-from probmcl.store.manifest import write_manifest
-from probmcl.store.run_folder import OWN
+from probmcl.inference.evaluation import read_run_splits
+from probmcl.store.run_folder import OWN, write_manifest
 
 pytestmark = pytest.mark.fuzz
 

@@ -3,9 +3,8 @@
 from string import ascii_lowercase
 from typing import Any
 
-from probmcl.evaluation.entries import checked
 from probmcl.evaluation.evaluate import EvaluatedModel, evaluate
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.scores import ScoredRows, checked
 from probmcl.store.evaluation import SplitMetrics
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 IMPORTED_ONCE = (
-    *("probmcl.inference", "probmcl.run.train", "probmcl.report.write_report", "probmcl.experiments.runner"),
+    *("probmcl.inference", "probmcl.run.train", "probmcl.report.page", "probmcl.experiments.runner"),
     *("probmcl.cli.options", "matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics"),
 )
 """Modules that the commands would import each time."""

@@ -18,16 +18,13 @@ from probmcl.errors import RunWarning
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
-from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file, write_scores
+from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file, write_scores
 from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages, with_provenance
 from probmcl.neighbors import TrainingImages
 from probmcl.readers.options import DataSource
 from probmcl.store import files
-from probmcl.store.checkpoints import StoredCandidate
-from probmcl.store.class_labels import ClassLabels
-from probmcl.store.images import SPLITS
 from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import CandidateEntry
+from probmcl.store.run_metadata import SPLITS, CandidateEntry, ClassLabels, StoredCandidate
 
 HOSTILE = (
     "<script>alert(1)</script>",

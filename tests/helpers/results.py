@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from helpers.evaluations import split_metrics
-from probmcl.evaluation.stored_scores import ScoredRows, write_scores
+from probmcl.evaluation.scores import ScoredRows, write_scores
 from probmcl.experiments.results import Result
 from probmcl.store.evaluation import Retrieval
-from probmcl.store.fingerprints import ProtocolFingerprint
+from probmcl.store.run_metadata import ProtocolFingerprint
 
 IMAGES, CLASSES = 300, 4
 FINGERPRINT = ProtocolFingerprint(data="d", split="s", encoder="e", augmentation="a", budget="b", all="0123456789ab")

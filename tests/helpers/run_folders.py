@@ -14,18 +14,23 @@ from helpers.images import NAMES, label_space
 from probmcl.data.images import PREPROCESSING_FILE, Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
-from probmcl.evaluation.stored_scores import ScoredRows, scores_file, write_scores
+from probmcl.evaluation.scores import ScoredRows, scores_file, write_scores
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
 from probmcl.readers.options import METADATA_FILE, DataSource
 from probmcl.runtime.tensor_files import save_tensors
 from probmcl.settings import CONFIG_FILE, EncoderSettings, Settings
 from probmcl.store import files
-from probmcl.store.class_labels import ClassLabels, StoredPolicy
-from probmcl.store.images import Split, SplitRow
-from probmcl.store.manifest import write_manifest
-from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import CandidateEntry, KeptModel, RunMetadata
+from probmcl.store.run_folder import RunFolder, write_manifest
+from probmcl.store.run_metadata import (
+    CandidateEntry,
+    ClassLabels,
+    KeptModel,
+    RunMetadata,
+    Split,
+    SplitRow,
+    StoredPolicy,
+)
 
 FROZEN = CandidateEntry(method="", head="frozen", trial=1, name="frozen probe", validation_mAP=0.5)
 RUN: RunMetadata[DataSource] = RunMetadata(

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from probmcl.calibration.sigmoid import MIN_SLOPE
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.calibration.maps import MIN_SLOPE
+from probmcl.evaluation.scores import ScoredRows
 
 Array = npt.NDArray[Any]
 

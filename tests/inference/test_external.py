@@ -15,7 +15,7 @@ from helpers.run_folders import made_run, write_held_out
 from probmcl.data import Records
 from probmcl.errors import DataError, OptionError
 from probmcl.evaluation.groups import with_interval
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.scores import ScoredRows
 from probmcl.inference import Model, load
 from probmcl.readers.options import DataSource, ReadOptions
 

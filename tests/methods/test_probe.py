@@ -9,7 +9,7 @@ from helpers.images import label_space
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.probe import Config, Probe
-from probmcl.run.probe import LabeledFeatures, fit_grid, fit_probe, validation_map
+from probmcl.run.candidates import LabeledFeatures, fit_grid, fit_probe, validation_map
 from probmcl.settings import ProbeSettings
 from probmcl.training import fit
 from probmcl.training.features import FeatureBatches

@@ -19,12 +19,12 @@ from PIL import Image
 
 from probmcl.audit.duplicates.hashing import fingerprints
 from probmcl.audit.findings import bad_images, without_bad
-from probmcl.data import upright
+from probmcl.data import pixels
 from probmcl.data.image_files import FORMATS, IMAGE_SUFFIXES
 from probmcl.data.images import Preprocessing, read_image
-from probmcl.data.intensity import IntensityRange
+from probmcl.data.loader import decode
+from probmcl.data.pixels import IntensityRange
 from probmcl.data.records import Records
-from probmcl.data.stream import decode
 from probmcl.errors import DataError, ImageError
 
 RED, BLUE, WHITE = (230, 20, 30), (20, 30, 220), (255, 255, 255)
@@ -307,7 +307,7 @@ def test_conversion_in_strips_gives_the_same_image(tmp_path: Path, monkeypatch: 
     image.save(path, exif=exif)
     intensity = IntensityRange(10.0, 200.0) if mode == "F" else None
     expected = read_image(path, intensity=intensity)
-    monkeypatch.setattr(upright, "PIXELS_PER_STRIP", 500)
+    monkeypatch.setattr(pixels, "PIXELS_PER_STRIP", 500)
     strips = read_image(path, intensity=intensity)
     assert strips.size == (96, 128)
     assert strips.tobytes() == expected.tobytes()

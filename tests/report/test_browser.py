@@ -14,7 +14,7 @@ import pytest
 
 from helpers.reports import HOSTILE
 from probmcl.console import Console
-from probmcl.report.write_report import write_report
+from probmcl.report.page import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ARGUMENTS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"

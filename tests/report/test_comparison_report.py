@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from helpers.rows import demo_comparison
-from probmcl.report.write_report import write_comparison_report
+from probmcl.report.page import write_comparison_report
 
 
 def test_the_page_of_a_comparison_has_its_verdict_plot_and_tables(tmp_path: Path) -> None:

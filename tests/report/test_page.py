@@ -13,13 +13,11 @@ from PIL import Image
 from helpers.reports import HOSTILE, HOSTILE_FILE, finished_run
 from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
-from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
-from probmcl.report.page import render_page, report_json
-from probmcl.report.pictures import thumbnail
+from probmcl.evaluation.scores import read_scores, scores_file, write_scores
+from probmcl.report.gallery import thumbnail
+from probmcl.report.page import render_page, report_json, write_report
 from probmcl.report.run_report import RunReport, run_report
-from probmcl.report.write_report import write_report
-from probmcl.store.manifest import read_manifest
-from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_folder import RunFolder, read_manifest
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "report.md"
 LOADS = ("src", "href", "data", "poster", "srcset", "action", "xlink:href")

@@ -20,11 +20,11 @@ from helpers.reports import (
     write_evaluation,
 )
 from probmcl.console import Console
-from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
-from probmcl.report.curves import MIN_LABELS
+from probmcl.evaluation.scores import read_scores, scores_file, write_scores
 from probmcl.report.gallery import IMAGES, MAX_PER_CLASS
 from probmcl.report.page import render_page, report_json
 from probmcl.report.run_report import SECTIONS, ReportContent, RunReport, run_report
+from probmcl.report.scores import MIN_LABELS
 from probmcl.report.training import MAX_STEPS
 
 CAT_AP = (1 + 2 / 3 + 3 / 4) / 3

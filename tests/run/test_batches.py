@@ -22,8 +22,8 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
-from probmcl.run.array_file import ArrayFile
 from probmcl.run.batches import ActivationCache, ImageBatchSource
+from probmcl.runtime.tensor_files import ArrayFile
 from probmcl.store.decoding import SCHEMA
 
 SIZE = 32

@@ -8,7 +8,7 @@ import pytest
 
 import probmcl
 from probmcl import Model
-from probmcl.report.write_report import write_report
+from probmcl.report.page import write_report
 from probmcl.settings.declaration import Options, declared_options, keywords_of
 from probmcl.settings.model_options import (
     CalibrateOptions,

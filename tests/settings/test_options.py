@@ -11,8 +11,7 @@ import pytest
 
 from probmcl.calibration.maps import Kind
 from probmcl.cli import app
-from probmcl.launch.resuming import refuse_with_resume
-from probmcl.launch.run import run_settings
+from probmcl.launch.run import refuse_with_resume, run_settings
 from probmcl.settings import CONFIG_FILE, EncoderSettings, ProbeSettings, Settings, make_settings, read_settings
 from probmcl.settings.declaration import Argument, Declared, Options, declared_options, options_of
 from probmcl.settings.model_options import (

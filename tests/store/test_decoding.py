@@ -18,9 +18,9 @@ from probmcl.store.decoding import (
     read_tensor_metadata,
     read_tensors,
 )
-from probmcl.store.images import ImageRow, SplitRow
-from probmcl.store.rows import File, JsonFile, TensorFile
+from probmcl.store.files import File, JsonFile, TensorFile
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import ImageRow, SplitRow
 
 
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

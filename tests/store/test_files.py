@@ -1,8 +1,7 @@
 from pathlib import Path
 
 from probmcl.store import files
-from probmcl.store.files import FILES
-from probmcl.store.rows import File, JsonFile
+from probmcl.store.files import FILES, File, JsonFile
 
 
 def test_every_file_has_one_row() -> None:

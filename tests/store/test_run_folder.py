@@ -10,8 +10,8 @@ from helpers.run_folders import RUN, made_run
 from probmcl.errors import RunError
 from probmcl.readers.options import METADATA_FILE
 from probmcl.settings import CONFIG_FILE
-from probmcl.store import files, manifest, run_folder
-from probmcl.store.rows import File
+from probmcl.store import files, run_folder
+from probmcl.store.files import File
 from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import environment
 
@@ -46,7 +46,7 @@ def test_files_of_the_user_are_not_part_of_the_run(tmp_path: Path) -> None:
     folder.seal()
     (tmp_path / "train.log").write_text("seed 1, seed 2")
     assert RunFolder.existing(tmp_path) == folder
-    assert set(manifest.read_manifest(tmp_path).files) == {
+    assert set(run_folder.read_manifest(tmp_path).files) == {
         *("config.json", "labels.json", "model.safetensors", "preprocessing.json", "run.json", "split.csv"),
         "predictions/test.npz",
     }
@@ -66,18 +66,18 @@ def test_deleted_optional_file_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_an_update_during_the_check_of_files_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, entry = run(tmp_path), manifest._entry
+    folder, entry = run(tmp_path), run_folder._entry
     folder.seal()
     contents: list[Mapping[File, bytes]] = [{files.REPORT_DATA: b"{}"}, {files.REPORT_DATA: b"{} "}]
     updates = iter(contents)
     folder.update(next(updates))
 
-    def slowly(path: Path, name: str) -> manifest.Entry:
+    def slowly(path: Path, name: str) -> run_folder.Entry:
         for content in updates:
             folder.update(content)
         return entry(path, name)
 
-    monkeypatch.setattr(manifest, "_entry", slowly)
+    monkeypatch.setattr(run_folder, "_entry", slowly)
     assert RunFolder.existing(tmp_path) == folder
 
 

@@ -1,4 +1,4 @@
-"""Audit of the data before a run, used by `probmcl check` and `probmcl train`."""
+"""Preparation of data for a run or a check: reading, the audit, the splits, and what blocks a run."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,21 +16,61 @@ from numpy import ndarray
 from probmcl.audit.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks, leak_lines
 from probmcl.audit.findings import BadImage, Finding, bad_images, damaged, findings, unusable, usable_rows
 from probmcl.audit.result import DataAudit
-from probmcl.audit.signatures import Signature, sign, stamps
-from probmcl.audit.split import SplitRecords, split_records
-from probmcl.audit.split_file import read_splits
+from probmcl.audit.split_file import read_folds, read_splits
 from probmcl.audit.statistics import AuditStatistics, RepeatedRows, UnreadableImage, statistics
 from probmcl.console import Console
 from probmcl.data.deep_images import find_intensity_range
+from probmcl.data.image_files import Signature, sign, stamps
 from probmcl.data.images import MISSING
-from probmcl.data.intensity import IntensityRange, parse_range
+from probmcl.data.pixels import IntensityRange, parse_range
 from probmcl.data.records import SPLITS, Paths, Records, Split, describe
-from probmcl.data.splitting import MIN_TO_SPLIT, NOT_SPLIT, TooFewImagesError, units_of
+from probmcl.data.splitting import (
+    MIN_TO_SPLIT,
+    NOT_SPLIT,
+    Sets,
+    TooFewImagesError,
+    folds,
+    make_splits,
+    taken_from_train,
+    units_of,
+    with_fold,
+)
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
 from probmcl.readers.read import read_recorded, read_source
+from probmcl.readers.spreadsheet import load_spreadsheet
 from probmcl.readers.table.entries import RepeatedRowsError
 from probmcl.runtime.distributed import broadcast, is_main_process, world_size
+
+
+class SplitRecords(NamedTuple):
+    """Records with their splits, a note on how the splits were made ('' if the data define them), and the folds."""
+
+    records: Records
+    note: str
+    fold_of: Int[ndarray, "N"] | None = None
+
+
+def split_records(
+    records: Records, checks: DataChecks, seed: int, together: Sets, left_out: Sequence[Path]
+) -> SplitRecords:
+    """Split records according to `checks.split_file` or `checks.folds`; without these options, call `make_splits`."""
+    file = checks.split_file
+    if checks.fold is not None:
+        if file is not None:
+            fold_of = read_folds(records, file, left_out=left_out)
+        else:
+            fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
+        result = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
+        note = f"test is fold {checks.fold} of {fold_of.max()}, val taken from the other folds with seed {seed}"
+        return SplitRecords(result, note, fold_of)
+    if file is None:
+        result = make_splits(records, seed=seed, together=together)
+        return SplitRecords(result, taken_from_train(records, result, seed))
+    columns = load_spreadsheet(file, lambda names: "path" in names, most=0).columns
+    if "fold" in columns and "split" not in columns:
+        raise OptionError("split_file", file, "has folds; choose the test fold with `fold=K`")
+    return SplitRecords(read_splits(records, file, left_out=left_out), f"splits from {file}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Shaped
 
-from probmcl.calibration.risk_control import accepted_cuts
-from probmcl.calibration.thresholds import balanced_threshold
+from probmcl.calibration.thresholds import accepted_cuts, balanced_threshold
 from probmcl.errors import OptionError
 
 

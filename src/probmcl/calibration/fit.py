@@ -8,12 +8,20 @@ import torch
 from jaxtyping import Bool, Float64, Int, Shaped
 from torch import Tensor
 
-from probmcl.calibration.isotonic import fit_isotonic
-from probmcl.calibration.maps import MIN_IMAGES, Calibration, ClassCalibration, HeldOutName, Kind
-from probmcl.calibration.sigmoid import compose, fit_platt, fit_sigmoids, logits
+from probmcl.calibration.maps import (
+    MIN_IMAGES,
+    Calibration,
+    ClassCalibration,
+    HeldOutName,
+    Kind,
+    compose,
+    fit_isotonic,
+    fit_platt,
+    fit_sigmoids,
+    logits,
+)
 from probmcl.calibration.thresholds import BALANCED, ThresholdRule, choose_thresholds
-from probmcl.evaluation.entries import Entries, checked
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.scores import Entries, ScoredRows, checked
 
 FOLDS = 5
 

@@ -15,12 +15,9 @@ from typing import NoReturn
 import cyclopts
 
 from probmcl.cli.commands import COMMANDS
-from probmcl.cli.options import format_error
-from probmcl.cli.spelling import reading_lines, spell_options
-from probmcl.cli.terminal import escape_missing_characters, is_rank_zero
+from probmcl.cli.options import escape_missing_characters, format_error, is_rank_zero, reading_lines, spell_options
 from probmcl.errors import Question, printable
-from probmcl.runtime.machine import keep_freed_memory
-from probmcl.runtime.signals import discard_output, exit_on_signals
+from probmcl.runtime.machine import discard_output, exit_on_signals, keep_freed_memory
 
 INTERRUPTED = 128 + signal.SIGINT
 """As in a shell, exit codes are 128 plus the number of the signal: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM."""

@@ -3,8 +3,7 @@
 import warnings
 from pathlib import Path
 
-from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, ModelCommand, command_console, own_command_of
 from probmcl.settings.model_options import CalibrateOptions
 
 WORDS = {"images": Path | None, "rename": Path | None, "thresholds": str | None}

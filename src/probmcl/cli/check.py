@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from probmcl import api
-from probmcl.cli.options import Given, Layout, own_command_of
-from probmcl.cli.spelling import command_line, option_words, reading_lines, spell_options, without_option
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import (
+    Given,
+    Layout,
+    command_console,
+    command_line,
+    option_words,
+    own_command_of,
+    reading_lines,
+    spell_options,
+    without_option,
+)
 from probmcl.console import Console
 from probmcl.errors import counted
 from probmcl.settings.declaration import Option

@@ -1,8 +1,7 @@
 """`probmcl compare`: compare methods using the same encoder, budget and evaluation."""
 
 from probmcl import api
-from probmcl.cli.options import Given, Layout, command_of, refuse_data_as_value
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, command_console, command_of, refuse_data_as_value
 from probmcl.settings.options import CompareOptions
 
 

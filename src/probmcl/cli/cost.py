@@ -10,9 +10,7 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
-from probmcl.cli.options import COMMA_LIST
-from probmcl.cli.spelling import spell_options
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import COMMA_LIST, command_console, spell_options
 from probmcl.console import Console
 from probmcl.errors import suggestion
 from probmcl.tables import Table, to_csv, to_markdown, to_rich

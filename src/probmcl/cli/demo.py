@@ -20,7 +20,7 @@ def command(
     """
     from probmcl.console import Console
     from probmcl.demo.demo import comparison, run_demo, table
-    from probmcl.report.write_report import write_report
+    from probmcl.report.page import write_report
     from probmcl.runtime import files
     from probmcl.store import run_folder
 

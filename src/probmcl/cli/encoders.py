@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import command_console
 from probmcl.errors import counted, suggestion
 from probmcl.tables import Column, Table, to_rich
 

@@ -5,8 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, ModelCommand, command_console, own_command_of
 from probmcl.readers.options import ReadOptions
 from probmcl.settings.declaration import Option
 from probmcl.settings.model_options import EVALUATION, EvaluateOptions

@@ -4,8 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, ModelCommand, command_console, own_command_of
 from probmcl.errors import counted, listed, one_line
 from probmcl.settings.declaration import Option
 from probmcl.settings.model_options import ExplainedLabels, ExplainOptions
@@ -56,7 +55,7 @@ def command(own: ExplainCommand, given: Given) -> None:
     """
     from probmcl.explain.sheet import write_sheets
     from probmcl.inference import load
-    from probmcl.run.view_sheet import drawable
+    from probmcl.run.run_files import drawable
     from probmcl.store.run_folder import refuse_used
 
     refuse_used(own.out)

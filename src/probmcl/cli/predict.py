@@ -10,8 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from probmcl.cli.options import Given, Layout, ModelCommand, own_command_of
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, ModelCommand, command_console, own_command_of
 from probmcl.console import Console
 from probmcl.errors import LISTED, counted, one_line, printable
 from probmcl.settings.declaration import Option
@@ -58,7 +57,7 @@ def command(own: PredictCommand, given: Given) -> None:
 
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv --abstain 0.05
     """
-    from probmcl.data.stream import find
+    from probmcl.data.loader import find
     from probmcl.inference import load
     from probmcl.inference.prediction_files import refuse_output, write_predictions
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from probmcl.cli.options import Given, Layout, own_command_of
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, command_console, own_command_of
 from probmcl.settings.declaration import Argument
 from probmcl.settings.model_options import ReportOptions
 
@@ -32,7 +31,7 @@ def command(own: ReportCommand, given: Given) -> None:
 
     Example: probmcl report runs/chest --no-images
     """
-    from probmcl.report.write_report import write_report
+    from probmcl.report.page import write_report
 
     console = command_console(stderr=True)
     with console.working():

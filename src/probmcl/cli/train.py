@@ -4,8 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from probmcl import api
-from probmcl.cli.options import Given, Layout, command_of, refuse_data_as_value
-from probmcl.cli.terminal import command_console
+from probmcl.cli.options import Given, Layout, command_console, command_of, refuse_data_as_value
 from probmcl.console import Console
 from probmcl.settings.options import TrainOptions
 

@@ -12,10 +12,10 @@ import PIL
 from PIL import Image
 
 from probmcl.data.images import read_image
-from probmcl.data.intensity import IntensityRange
+from probmcl.data.pixels import IntensityRange
 from probmcl.errors import OptionError
-from probmcl.runtime.digests import block_checksum, content_digest
 from probmcl.runtime.files import user_cache_folder
+from probmcl.runtime.tensor_files import block_checksum, content_digest
 
 HEADER = struct.Struct("<8sIII")  # magic bytes, width, height and checksum of the RGB pixels that follow
 MAGIC = b"probmcl1"

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from probmcl.data.images import gray_values
-from probmcl.data.intensity import IntensityRange, Kind, Range, format_level
+from probmcl.data.pixels import IntensityRange, Kind, Range, format_level
 from probmcl.data.records import Paths
 from probmcl.errors import DataError, ImageError, counted, keyword
 from probmcl.runtime.workers import map_in_order

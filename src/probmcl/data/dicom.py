@@ -16,8 +16,7 @@ from jaxtyping import Shaped, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from probmcl.data.intensity import IntensityRange
-from probmcl.data.upright import PIXELS_PER_STRIP
+from probmcl.data.pixels import PIXELS_PER_STRIP, IntensityRange
 
 if TYPE_CHECKING:
     from pydicom import Dataset

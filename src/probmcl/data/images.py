@@ -19,9 +19,8 @@ from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from probmcl.data.dicom import dicom_values, read_dicom
 from probmcl.data.image_files import DICOM_HEAD, FORMATS, is_dicom
-from probmcl.data.intensity import IntensityRange, Kind
 from probmcl.data.jpeg_damage import jpeg_damage, scan_count
-from probmcl.data.upright import is_deep, orientation, to_rgb, turned
+from probmcl.data.pixels import IntensityRange, Kind, is_deep, orientation, to_rgb, turned
 from probmcl.errors import ImageError, check_range
 from probmcl.store.files import PREPROCESSING
 from probmcl.store.run_folder import MAX_IMAGE_SIZE

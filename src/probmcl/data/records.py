@@ -16,11 +16,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from numpy import ndarray
 
-from probmcl.data.hierarchy import parents_of
-from probmcl.data.labels import LabelStates, State
+from probmcl.data.labels import LabelStates, State, parents_of
 from probmcl.errors import counted, listing, quoted
-from probmcl.store.images import SPLITS as SPLITS
-from probmcl.store.images import Split as Split
+from probmcl.store.run_metadata import SPLITS as SPLITS
+from probmcl.store.run_metadata import Split as Split
 
 NO_LABELS = "images without labels, which are not used"
 Missing = Literal["error", "keep"]  # whether a missing file is an error or is kept for the audit to report

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int32
 from torch import Tensor
 
-from probmcl.evaluation.entries import Array, ClassEntries, blocks, checked, class_columns
+from probmcl.evaluation.scores import Array, ClassEntries, blocks, checked, class_columns
 
 MAX_WEIGHTS = 2**26
 """Weights per block, a quarter of a gigabyte."""

@@ -14,12 +14,16 @@ from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError, keyword
 from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, fraction_interval, resamples_in_blocks
-from probmcl.evaluation.decisions import rates_at
 from probmcl.evaluation.evaluate import EvaluatedModel, class_means, evaluate
-from probmcl.evaluation.metrics import area_under_roc, average_precision
-from probmcl.evaluation.reliability import bootstrapped_calibration_error, summarize_reliability
-from probmcl.evaluation.selective import OpenDecisions, evaluate_abstention, risk_coverage
-from probmcl.evaluation.stored_scores import ScoredRows
+from probmcl.evaluation.metrics import area_under_roc, average_precision, rates_at
+from probmcl.evaluation.reliability import (
+    OpenDecisions,
+    bootstrapped_calibration_error,
+    evaluate_abstention,
+    risk_coverage,
+    summarize_reliability,
+)
+from probmcl.evaluation.scores import ScoredRows
 from probmcl.store.evaluation import (
     Abstention,
     Aggregate,

@@ -4,15 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from probmcl.audit.prepare import PreparedData
-from probmcl.audit.signatures import accepted_changes, write_signatures
 from probmcl.console import Console
+from probmcl.data.image_files import accepted_changes, write_signatures
 from probmcl.data.records import Paths
 from probmcl.errors import RunError
 from probmcl.experiments.protocol import COMPARISON_FILE, StoredComparison
 from probmcl.run.run_files import write_split
 from probmcl.run.train import on_main_process
 from probmcl.runtime.files import refuse_special_files
-from probmcl.runtime.lock import locked
+from probmcl.runtime.folders import locked
 from probmcl.store.run_folder import RunFolder
 
 

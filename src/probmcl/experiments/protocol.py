@@ -13,13 +13,12 @@ from probmcl.methods import METHODS, find_method
 from probmcl.readers.options import DataSource
 from probmcl.run.budget import MAX_VIEWS, Costs, EpochPlan, Planner
 from probmcl.run.results import Candidate, CandidateId
-from probmcl.runtime.digests import content_digest
 from probmcl.runtime.distributed import world_size
 from probmcl.runtime.files import json_line
-from probmcl.runtime.tensor_files import load_tensors
+from probmcl.runtime.tensor_files import content_digest, load_tensors
 from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training, job_key
 from probmcl.store.files import COMPARISON
-from probmcl.store.fingerprints import ProtocolFingerprint
+from probmcl.store.run_metadata import ProtocolFingerprint
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 

@@ -12,8 +12,7 @@ from probmcl.runtime.conversion import convert
 from probmcl.runtime.files import json_line, read_text, refuse_special_files, write_text
 from probmcl.store.evaluation import Retrieval, SplitMetrics
 from probmcl.store.files import RESULTS
-from probmcl.store.fingerprints import ProtocolFingerprint
-from probmcl.store.run_metadata import Head
+from probmcl.store.run_metadata import Head, ProtocolFingerprint
 from probmcl.tables import bracketed, percent
 
 

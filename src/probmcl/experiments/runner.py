@@ -12,12 +12,12 @@ import torch
 from probmcl.audit.prepare import PreparedData
 from probmcl.calibration import fit_calibration
 from probmcl.console import Console
-from probmcl.data.hierarchy import parents_of
+from probmcl.data.labels import parents_of
 from probmcl.data.records import LabelSpace, Records
 from probmcl.errors import RunError
-from probmcl.evaluation.decisions import decisions_at
-from probmcl.evaluation.retrieval import retrieval_at_10
-from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file
+from probmcl.evaluation.embedding import retrieval_at_10
+from probmcl.evaluation.metrics import decisions_at
+from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file
 from probmcl.experiments import protocol
 from probmcl.experiments.measure import MEASUREMENTS_FILE, Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
@@ -40,8 +40,8 @@ from probmcl.runtime.files import DAMAGED, nan_to_none
 from probmcl.settings import MethodSpec, TrainingJob, job_key
 from probmcl.store.evaluation import Retrieval
 from probmcl.store.files import METADATA, RESULTS, RETRIEVAL, SEED, candidate_evaluation, candidate_folder
-from probmcl.store.fingerprints import ProtocolFingerprint
 from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import ProtocolFingerprint
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
-from probmcl.evaluation.stored_scores import read_scores
+from probmcl.evaluation.scores import read_scores
 from probmcl.experiments.results import ComparedClassifier, Result, Row
 
 DRAWS = 2000  # resamples of the test images; enough for p < 0.05 after correction for 50 methods

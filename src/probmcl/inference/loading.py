@@ -21,10 +21,9 @@ from probmcl.readers.options import METADATA_FILE
 from probmcl.runtime.machine import find_device
 from probmcl.runtime.tensor_files import load_tensors, read_shapes, refuse_non_finite
 from probmcl.settings import CONFIG_FILE, method_settings
-from probmcl.store.class_labels import ClassLabels
 from probmcl.store.files import CALIBRATION, CONFIG, LABELS, METADATA, MODEL
 from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import KeptModel
+from probmcl.store.run_metadata import ClassLabels, KeptModel
 
 T = TypeVar("T")
 

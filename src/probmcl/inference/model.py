@@ -16,29 +16,34 @@ from probmcl.audit.findings import BadImage, without_bad
 from probmcl.calibration import Calibration, ThresholdRule, abstention_limits
 from probmcl.calibration.maps import Kind
 from probmcl.console import Console
-from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.images import Preprocessing
+from probmcl.data.labels import levels_of, parents_of
+from probmcl.data.loader import Decoded, Source, decode, decode_files, find
 from probmcl.data.records import SPLITS, Records
-from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
 from probmcl.evaluation.bootstrap import affordable_draws
-from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.evaluate import EvaluatedModel
 from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
-from probmcl.evaluation.stored_scores import ScoredRows, read_scores, scores_file
+from probmcl.evaluation.metrics import DEFAULT_THRESHOLD
+from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
-from probmcl.inference.class_mapping import ClassMapping, match_classes, read_renames
+from probmcl.explain.explanations import NOT_FINITE, explain_batch, failed_rows, label_columns
 from probmcl.inference.evaluation import (
     AppliedCalibration,
+    ClassMapping,
     EvaluatedImages,
     ScoredEvaluation,
     ScoreRecords,
+    count_calibrated_on,
+    count_trained_on,
+    match_classes,
+    read_renames,
+    read_run_splits,
+    select_split,
     unscored,
     with_provenance,
 )
-from probmcl.inference.explaining import NOT_FINITE, explain_batch, failed_rows, label_columns
 from probmcl.inference.predictions import Predictions
-from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
 from probmcl.readers.options import DataSource, refuse_share
 from probmcl.readers.read import read_recorded, read_source

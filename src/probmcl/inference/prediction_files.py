@@ -17,7 +17,8 @@ from numpy import ndarray
 from probmcl.errors import DataError, OptionError, keyword
 from probmcl.inference.prediction import PredictionBlock
 from probmcl.readers.table.lists import SEPARATORS
-from probmcl.runtime.files import durable_rename, explained_no_space
+from probmcl.runtime.files import durable_rename
+from probmcl.runtime.folders import explained_no_space
 from probmcl.tables import plain_cell
 
 PATH, ERROR, UNCERTAINTY, LABELS, DECISION = "path", "error", "uncertainty", "labels", ":decision"

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
 from probmcl.errors import ProbmclError
-from probmcl.evaluation.selective import uncertainty
+from probmcl.evaluation.reliability import uncertainty
 from probmcl.inference import prediction_display, prediction_files
 from probmcl.inference.prediction import Prediction
 

@@ -16,24 +16,30 @@ from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.fit import FOLDS
 from probmcl.calibration.maps import CALIBRATION_FILE, HeldOutName, Kind
 from probmcl.console import Console
-from probmcl.data.hierarchy import parents_of
+from probmcl.data.labels import parents_of
 from probmcl.data.records import Records
 from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.groups import EvaluationOptions
-from probmcl.evaluation.stored_scores import ScoredRows, StoredScores, read_scores, scores_content, scores_file
-from probmcl.inference.class_mapping import match_classes, read_renames
-from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages
-from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
+from probmcl.evaluation.scores import ScoredRows, StoredScores, read_scores, scores_content, scores_file
+from probmcl.inference.evaluation import (
+    AppliedCalibration,
+    EvaluatedImages,
+    count_calibrated_on,
+    count_trained_on,
+    match_classes,
+    read_renames,
+    read_run_splits,
+    select_split,
+)
 from probmcl.methods.base import Classifier
 from probmcl.readers.options import DataSource
 from probmcl.readers.read import read_source
-from probmcl.runtime.lock import locked
+from probmcl.runtime.folders import locked
 from probmcl.settings.model_options import CalibrateOptions
 from probmcl.store.decoding import encoded_struct
 from probmcl.store.evaluation import ModelEvaluation
-from probmcl.store.files import EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD
-from probmcl.store.rows import File
+from probmcl.store.files import EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, File
 from probmcl.store.run_folder import RunFolder
 
 

@@ -8,29 +8,34 @@ from dataclasses import replace
 from pathlib import Path
 
 from probmcl.audit.prepare import PreparedData, read_again, refuse_unscorable
-from probmcl.audit.signatures import read_signatures
 from probmcl.console import Console
+from probmcl.data.image_files import read_signatures
 from probmcl.encoders import describe_encoder
 from probmcl.errors import OptionError, ProbmclError, SettingsError, keyword
 from probmcl.experiments.comparison_folder import create_comparison, read_comparison, update_comparison
 from probmcl.experiments.protocol import TRIALS, ComparisonSpec, StoredComparison, parse_methods
 from probmcl.experiments.results import Comparison, read_results
 from probmcl.experiments.runner import ComparisonRunner
-from probmcl.launch.resuming import UNNAMED, existing_folder, named_files, named_methods, resume_hint, resumed_settings
 from probmcl.launch.run import (
+    UNNAMED,
     data_name,
     data_source,
     derived_settings,
+    existing_folder,
+    named_files,
+    named_methods,
     output_folder,
     print_warnings,
     read_data,
+    resume_hint,
+    resumed_settings,
     with_intensity,
 )
 from probmcl.report.comparison import print_comparison, write_comparison
-from probmcl.report.write_report import write_comparison_report
+from probmcl.report.page import write_comparison_report
 from probmcl.run.train import RunControl
 from probmcl.runtime.distributed import barrier, is_main_process
-from probmcl.runtime.lock import locked
+from probmcl.runtime.folders import locked
 from probmcl.settings.build import given_settings, layered_settings, parse_duration, refuse_unnamed
 from probmcl.settings.options import CompareOptions
 from probmcl.settings.schema import MethodSpec, Settings

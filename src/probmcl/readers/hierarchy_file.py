@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from probmcl.data.hierarchy import parents_of
+from probmcl.data.labels import parents_of
 from probmcl.errors import DataError, suggestion
 from probmcl.readers.spreadsheet import load_spreadsheet, named, only_column
 

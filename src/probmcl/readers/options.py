@@ -109,7 +109,7 @@ class DataChecks:
 
     def __post_init__(self) -> None:
         if self.range not in ("auto", "full"):
-            from probmcl.data.intensity import parse_range
+            from probmcl.data.pixels import parse_range
 
             parse_range(self.range)
         refuse_share(self.skip_bad)

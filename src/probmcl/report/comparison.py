@@ -11,7 +11,7 @@ from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
 from probmcl.runtime.files import write_text
 from probmcl.store import files
-from probmcl.store.rows import File
+from probmcl.store.files import File
 from probmcl.tables import duration, percent, points, probability, to_rich
 
 SIGNIFICANCE = 0.05  # for p-values that are corrected for the number of methods

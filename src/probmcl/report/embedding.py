@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float, Float64, Int
 from numpy import ndarray
 
 from probmcl.console import Console
-from probmcl.evaluation.selective import uncertainty
-from probmcl.evaluation.topology import topology
+from probmcl.evaluation.embedding import topology
+from probmcl.evaluation.reliability import uncertainty
 from probmcl.inference import Model
 from probmcl.neighbors.training_images import relative_path
 from probmcl.report.run_data import RunData
-from probmcl.run.checkpoints import load_candidate
 from probmcl.run.results import FROZEN_PROBE, CandidateId
+from probmcl.run.state import load_candidate
 from probmcl.store.report import EmbeddingMap, NearestImage, ProjectedImages
 
 MAX_POINTS = 800

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from probmcl.calibration import Calibration
 from probmcl.errors import counted, listing, one_line
-from probmcl.evaluation.headline import headline, level_headline
+from probmcl.evaluation.evaluate import headline, level_headline
 from probmcl.store.evaluation import (
     LEGEND,
     Abstention,

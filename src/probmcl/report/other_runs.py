@@ -5,8 +5,8 @@ from pathlib import Path
 
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, reliable_interval, resamples
 from probmcl.report.run_data import RunData
-from probmcl.report.scores import ScoredRun, measurements
-from probmcl.report.verdict import judge
+from probmcl.report.scores import ScoredRun
+from probmcl.report.verdict import judge, measurements
 from probmcl.store.report import RunDifference, RunSummary
 
 DRAWS = 400

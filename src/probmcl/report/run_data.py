@@ -12,10 +12,10 @@ from numpy import ndarray
 
 from probmcl.calibration import Calibration
 from probmcl.console import Console
-from probmcl.data.hierarchy import parents_of
+from probmcl.data.labels import parents_of
 from probmcl.errors import DataError, RunError
-from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
-from probmcl.evaluation.stored_scores import read_scores, scores_file
+from probmcl.evaluation.metrics import DEFAULT_THRESHOLD
+from probmcl.evaluation.scores import read_scores, scores_file
 from probmcl.inference import Model
 from probmcl.neighbors import TrainingImages
 from probmcl.neighbors.training_images import common_image_folder
@@ -23,10 +23,9 @@ from probmcl.readers.options import METADATA_FILE, DataSource
 from probmcl.run.results import FROZEN_PROBE
 from probmcl.settings import CONFIG_FILE, Settings
 from probmcl.store import files
-from probmcl.store.class_labels import ClassLabels
 from probmcl.store.evaluation import Evaluation
 from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import RunMetadata
+from probmcl.store.run_metadata import ClassLabels, RunMetadata
 from probmcl.training import MetricsLog
 
 

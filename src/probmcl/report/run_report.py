@@ -10,15 +10,13 @@ import msgspec
 
 from probmcl.console import Console
 from probmcl.inference import Model, load
-from probmcl.report.curves import curves, label_pairs
 from probmcl.report.embedding import ImageFeatures, embed_test_images, embedding_map
-from probmcl.report.gallery import ChosenGroup, choose_images, describe_group
+from probmcl.report.gallery import ChosenGroup, Pictures, choose_images, describe_group, take_pictures
 from probmcl.report.other_runs import run_summaries
-from probmcl.report.pictures import Pictures, take_pictures
 from probmcl.report.run_data import RunData, may_read_images, read_run_data
-from probmcl.report.scores import ScoredRun, measurements
+from probmcl.report.scores import ScoredRun, curves, label_pairs
 from probmcl.report.training import data_summary, reproduction, training_summary
-from probmcl.report.verdict import judge
+from probmcl.report.verdict import judge, measurements
 from probmcl.store.report import (
     SCHEMA,
     ClassScores,

@@ -1,14 +1,14 @@
-"""Scores of a run on its test split: the headline numbers, the gain over the frozen probe, and one row per class."""
+"""Scores of a report: of each class, of the whole run, and the points of their curves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int32
 from numpy import ndarray
 
-from probmcl.audit.findings import MIN_TRAIN_LABELS
 from probmcl.evaluation.bootstrap import (
     MAX_RESAMPLED,
     bootstrapped_precisions,
@@ -17,24 +17,39 @@ from probmcl.evaluation.bootstrap import (
     reliable_interval,
     resamples,
 )
-from probmcl.evaluation.decisions import DecisionCounts, rates_at
-from probmcl.evaluation.metrics import area_under_roc, average_precision
-from probmcl.evaluation.reliability import bin_of
+from probmcl.evaluation.metrics import DecisionCounts, area_under_roc, average_precision, rates_at
+from probmcl.evaluation.scores import read_scores, scores_file
+from probmcl.neighbors.training_images import cooccurrence
 from probmcl.report.run_data import RunData, SplitScores
 from probmcl.runtime.files import nan_to_none
-from probmcl.store.report import ClassScores, FrozenScores, Headline
+from probmcl.store.report import (
+    ClassScores,
+    Curves,
+    FrozenScores,
+    Headline,
+    LabelPairs,
+    NewPair,
+    NewPairs,
+    ReliabilityPoints,
+)
 
 MAX_DRAWS, MIN_DRAWS = 400, 100
 """Most and fewest resamples; the report has two classifiers to resample."""
-
-WEAK_F1 = 0.5
-"""A class with a lower F1 is weak."""
 
 BINS = 100
 """Bins of the histograms behind the threshold explorer."""
 
 RECALLS = np.linspace(0, 1, 21)
 """Recalls at which the precision–recall curve of a class is stored."""
+
+MAX_CLASSES = 30
+"""Classes in a co-occurrence matrix: the most frequent ones."""
+
+RELIABILITY_BINS, MIN_LABELS = 10, 10
+"""Bins of the reliability diagram; those with fewer labels are not drawn."""
+
+MAX_PAIRS = 20
+"""Pairs of labels in a list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,69 +212,126 @@ def histogram(p: Float[ndarray, " N"]) -> list[int]:
     return [int(count) for count in counts]
 
 
-def measurements(run: RunData, headline: Headline, classes: Sequence[ClassScores]) -> dict[str, float | None]:
-    """Return the quantities that the rules of the verdict apply to; those that do not apply are left out."""
-    warnings = [warning.kind for warning in run.metadata.warnings]
-    tested = [row for row in classes if row.test]
-    measured: dict[str, float | None] = {
-        "val_images": float(run.images["val"]),
-        "test_images": float(run.images["test"]),
-        "leaks": float(warnings.count("leak")),
-        "seen_before": float(warnings.count("seen_before")),
-        "above_chance": _above_chance(headline),
-        "mean_f1": headline.macro_F1,
-        "weak_classes": _fraction([(row.f1 or 0.0) < WEAK_F1 for row in tested]),
-        "never_correct": _fraction([row.true_positives == 0 for row in tested]),
-        "not_scored": 1 - headline.classes_scored / headline.classes,
-        "rare": _fraction([row.train < MIN_TRAIN_LABELS for row in classes]),
-        "calibration_error": _error_beyond_noise(run.test, headline.calibration_error),
-        "val_test": _validation_gap(run, headline),
-        "unknown_labels": float(1 - run.test.known.mean()),
-    }
-    if headline.frozen is not None:
-        low, high = headline.frozen.gain_interval or (None, None)
-        measured["gain_low"] = low
-        measured["gain_high"] = high
+def curves(run: RunData, classes: Sequence[ClassScores]) -> Curves:
+    """Return the precision–recall curves, the reliability diagram and the risk–coverage curve."""
+    test = run.test
+    of_classes = [row.precision_at_recall for row in classes if row.precision_at_recall]
+    return Curves(
+        recall=_rounded(RECALLS),
+        micro=precision_at_recall(test.probabilities[test.known], test.positive[test.known], RECALLS),
+        macro=_rounded(np.mean(of_classes, axis=0)) if of_classes else [],
+        quartiles=_quartiles(of_classes),
+        reliability=_reliability(run),
+        risk_coverage=run.evaluation.risk_coverage,
+    )
+
+
+def _rounded(values: Float64[ndarray, " R"]) -> list[float]:
+    return [round(float(value), 3) for value in values]
+
+
+def _quartiles(curves: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the lower and the upper quartile of several curves at each point; nothing without curves."""
+    if not curves:
+        return []
+    lower, upper = np.quantile(curves, [0.25, 0.75], axis=0)
+    return [_rounded(lower), _rounded(upper)]
+
+
+def _reliability(run: RunData) -> dict[Literal["before", "after"], ReliabilityPoints]:
+    """Return the reliability of the scores before calibration and, if the run is calibrated, after it."""
+    stored = read_scores(scores_file(run.folder.path, "test"))
+    before = _reliability_points(run, stored.rows.scores)
+    reliability: dict[Literal["before", "after"], ReliabilityPoints] = {"before": before}
     if run.calibration is not None:
-        measured["uncertain_thresholds"] = len(run.calibration.few_positives) / len(classes)
-        measured["not_promised"] = len(run.calibration.not_promised) / len(classes)
-    return measured
+        reliability["after"] = _reliability_points(run, run.test.probabilities)
+    return reliability
 
 
-def _validation_gap(run: RunData, headline: Headline) -> float | None:
-    """Return the distance between the validation mAP of the kept candidate and the test mAP."""
-    kept = next(entry for entry in run.metadata.candidates if entry.name == run.kept)
-    if kept.validation_mAP is None or headline.mAP is None:
-        return None
-    return abs(kept.validation_mAP - headline.mAP)
+def _reliability_points(run: RunData, scores: Float[ndarray, "N C"]) -> ReliabilityPoints:
+    """Return the points of a reliability diagram of all classes together, with bins of equal width."""
+    known = run.test.known
+    p = scores[known].astype(np.float64)
+    positive = run.test.positive[known].astype(np.float64)
+    bins = np.minimum((p * RELIABILITY_BINS).astype(int), RELIABILITY_BINS - 1)
+    labels = np.bincount(bins, minlength=RELIABILITY_BINS)
+    filled = np.flatnonzero(labels >= MIN_LABELS)
+
+    def means(values: Float64[ndarray, " K"]) -> list[float]:
+        sums = np.bincount(bins, weights=values, minlength=RELIABILITY_BINS)
+        rounded: list[float] = (sums[filled] / labels[filled]).round(4).tolist()
+        return rounded
+
+    return ReliabilityPoints(probability=means(p), frequency=means(positive), labels=labels[filled].tolist())
 
 
-def _error_beyond_noise(test: SplitScores, error: float | None) -> float | None:
-    """Return the calibration error minus its expectation for perfectly calibrated probabilities.
+def label_pairs(run: RunData) -> LabelPairs:
+    """Return how often labels occur together in the test labels and in the predictions, and pairs new to the model."""
+    positives = run.test.positive.sum(axis=0)
+    by_frequency = np.argsort(-positives, kind="stable")
+    frequent = by_frequency[:MAX_CLASSES]
+    frequent = frequent[positives[frequent] > 0]
+    truth = _conditional(run.test.positive, frequent)
+    predicted = _conditional(run.decisions & run.test.known, frequent)
+    return LabelPairs(
+        classes=[run.names[column] for column in frequent],
+        truth=truth.round(3).tolist(),
+        predicted=predicted.round(3).tolist(),
+        never_seen=never_seen(run),
+    )
 
-    With few images, the calibration error is large even then: a bin with n images has an expected distance of
-    √(2/π) · √(Σ p (1 − p)) / n.
+
+def _conditional(present: Bool[ndarray, "N C"], classes: Int[ndarray, " K"]) -> Float64[ndarray, "K K"]:
+    """Return, for each pair of classes, the fraction of the images with the first class that also have the second."""
+    chosen = present[:, classes].astype(np.float64)
+    together = chosen.T @ chosen
+    images = np.diag(together)
+    fractions: Float64[ndarray, "K K"] = together / np.maximum(images, 1)[:, None]
+    return fractions
+
+
+def never_seen(run: RunData) -> NewPairs | None:
+    """Return the pairs of labels that occur in test but in no training image, and how well they are recognized.
+
+    None if the run does not store the labels of its training images.
     """
-    if error is None:
+    if run.training is None:
         return None
-    noise = []
-    for column in range(test.known.shape[1]):
-        p = test.probabilities[test.known[:, column], column]
-        if len(p):
-            variance = np.bincount(bin_of(p), weights=p * (1 - p))
-            deviations = np.sqrt(variance).sum()
-            noise.append(float(np.sqrt(2 / np.pi) * deviations / len(p)))
-    return max(0.0, error - float(np.mean(noise)))
+    present = run.test.positive.astype(np.float64)
+    in_train = cooccurrence(run.training.labels, run.training.known)
+    in_test = present.T @ present
+    is_new = np.triu((in_train == 0) & (in_test > 0), 1)
+    partners = present @ is_new  # (N, C): for each image and class, its labels that form a new pair with the class
+    has_new_pair = ((partners > 0) & run.test.positive).any(axis=1)
+    has_only_known_pairs = ~has_new_pair & run.test.positive.any(axis=1)
+    return NewPairs(
+        pairs=int(is_new.sum()),
+        images=int(has_new_pair.sum()),
+        recall=_recall(run, has_new_pair),
+        recall_of_others=_recall(run, has_only_known_pairs),
+        most_frequent=_most_frequent(run, is_new, in_test),
+    )
 
 
-def _above_chance(headline: Headline) -> float | None:
-    """Return the smaller margin over chance, of mAP and of AUROC, at the lower ends of their intervals."""
-    if headline.mAP_interval is None or headline.macro_auroc_interval is None or headline.chance is None:
+def _most_frequent(run: RunData, is_new: Bool[ndarray, "C C"], in_test: Float64[ndarray, "C C"]) -> list[NewPair]:
+    """Return the new pairs with the most test images."""
+    first, second = np.nonzero(is_new)
+    by_frequency = np.argsort(-in_test[first, second], kind="stable")
+    return [_new_pair(run, int(first[pair]), int(second[pair])) for pair in by_frequency[:MAX_PAIRS]]
+
+
+def _new_pair(run: RunData, one: int, other: int) -> NewPair:
+    images = run.test.positive[:, one] & run.test.positive[:, other]
+    both_found = run.decisions[:, one] & run.decisions[:, other] & images
+    return NewPair(
+        classes=[run.names[one], run.names[other]],
+        images=int(images.sum()),
+        both_found=int(both_found.sum()),
+    )
+
+
+def _recall(run: RunData, images: Bool[ndarray, " N"]) -> float | None:
+    positive = run.test.positive[images]
+    if not positive.any():
         return None
-    margin_of_map = headline.mAP_interval[0] - headline.chance
-    margin_of_auroc = headline.macro_auroc_interval[0] - 0.5
-    return float(min(margin_of_map, margin_of_auroc))
-
-
-def _fraction(flags: Sequence[bool]) -> float:
-    return sum(flags) / max(len(flags), 1)
+    return float(run.decisions[images][positive].mean())

@@ -1,14 +1,22 @@
-"""The verdict of a report: a table of rules with numbers, and what they say about a run."""
+"""The verdict of a report: what is measured of a run, a table of rules, and what the rules say about it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from probmcl.store.report import Decision, RuleCheck, Status, Verdict
+import numpy as np
+
+from probmcl.audit.findings import MIN_TRAIN_LABELS
+from probmcl.evaluation.reliability import bin_of
+from probmcl.report.run_data import RunData, SplitScores
+from probmcl.store.report import ClassScores, Decision, Headline, RuleCheck, Status, Verdict
 from probmcl.tables import percent, points
 
 DECISIONS: Mapping[Status, Decision] = {"ok": "ready to use", "care": "use with care", "stop": "do not use"}
 ORDER: Sequence[Status] = ("ok", "care", "stop")
+
+WEAK_F1 = 0.5
+"""A class with a lower F1 is weak."""
 
 
 def _count(number: float) -> str:
@@ -288,3 +296,71 @@ def judge(measured: Mapping[str, float | None]) -> Verdict:
 
 def _reason(check: RuleCheck) -> str:
     return f"{check.reason.rstrip('.')} ({check.title}: {check.shown})."
+
+
+def measurements(run: RunData, headline: Headline, classes: Sequence[ClassScores]) -> dict[str, float | None]:
+    """Return the quantities that the rules of the verdict apply to; those that do not apply are left out."""
+    warnings = [warning.kind for warning in run.metadata.warnings]
+    tested = [row for row in classes if row.test]
+    measured: dict[str, float | None] = {
+        "val_images": float(run.images["val"]),
+        "test_images": float(run.images["test"]),
+        "leaks": float(warnings.count("leak")),
+        "seen_before": float(warnings.count("seen_before")),
+        "above_chance": _above_chance(headline),
+        "mean_f1": headline.macro_F1,
+        "weak_classes": _fraction([(row.f1 or 0.0) < WEAK_F1 for row in tested]),
+        "never_correct": _fraction([row.true_positives == 0 for row in tested]),
+        "not_scored": 1 - headline.classes_scored / headline.classes,
+        "rare": _fraction([row.train < MIN_TRAIN_LABELS for row in classes]),
+        "calibration_error": _error_beyond_noise(run.test, headline.calibration_error),
+        "val_test": _validation_gap(run, headline),
+        "unknown_labels": float(1 - run.test.known.mean()),
+    }
+    if headline.frozen is not None:
+        low, high = headline.frozen.gain_interval or (None, None)
+        measured["gain_low"] = low
+        measured["gain_high"] = high
+    if run.calibration is not None:
+        measured["uncertain_thresholds"] = len(run.calibration.few_positives) / len(classes)
+        measured["not_promised"] = len(run.calibration.not_promised) / len(classes)
+    return measured
+
+
+def _validation_gap(run: RunData, headline: Headline) -> float | None:
+    """Return the distance between the validation mAP of the kept candidate and the test mAP."""
+    kept = next(entry for entry in run.metadata.candidates if entry.name == run.kept)
+    if kept.validation_mAP is None or headline.mAP is None:
+        return None
+    return abs(kept.validation_mAP - headline.mAP)
+
+
+def _error_beyond_noise(test: SplitScores, error: float | None) -> float | None:
+    """Return the calibration error minus its expectation for perfectly calibrated probabilities.
+
+    With few images, the calibration error is large even then: a bin with n images has an expected distance of
+    √(2/π) · √(Σ p (1 − p)) / n.
+    """
+    if error is None:
+        return None
+    noise = []
+    for column in range(test.known.shape[1]):
+        p = test.probabilities[test.known[:, column], column]
+        if len(p):
+            variance = np.bincount(bin_of(p), weights=p * (1 - p))
+            deviations = np.sqrt(variance).sum()
+            noise.append(float(np.sqrt(2 / np.pi) * deviations / len(p)))
+    return max(0.0, error - float(np.mean(noise)))
+
+
+def _above_chance(headline: Headline) -> float | None:
+    """Return the smaller margin over chance, of mAP and of AUROC, at the lower ends of their intervals."""
+    if headline.mAP_interval is None or headline.macro_auroc_interval is None or headline.chance is None:
+        return None
+    margin_of_map = headline.mAP_interval[0] - headline.chance
+    margin_of_auroc = headline.macro_auroc_interval[0] - 0.5
+    return float(min(margin_of_map, margin_of_auroc))
+
+
+def _fraction(flags: Sequence[bool]) -> float:
+    return sum(flags) / max(len(flags), 1)

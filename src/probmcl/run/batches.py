@@ -27,11 +27,10 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunError, counted
-from probmcl.run.array_file import ArrayFile, Block
 from probmcl.runtime.distributed import barrier, gather_unequal, is_main_process, rank, shard, world_size
 from probmcl.runtime.machine import CPU_PIXELS
-from probmcl.store.files import PROGRESS
-from probmcl.store.rows import JsonFile
+from probmcl.runtime.tensor_files import ArrayFile, Block
+from probmcl.store.files import PROGRESS, JsonFile
 from probmcl.store.run_folder import RunFolder
 from probmcl.training.features import FeatureBatches, StoredViews
 

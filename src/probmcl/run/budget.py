@@ -12,7 +12,7 @@ from probmcl.data.records import SPLITS
 from probmcl.errors import counted
 from probmcl.methods.base import Method
 from probmcl.run.batches import ActivationCache
-from probmcl.run.checkpoints import json_format
+from probmcl.run.state import json_format
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob

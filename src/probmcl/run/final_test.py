@@ -1,21 +1,94 @@
-"""The final test of a run: its test images are scored with the model that users load, in full precision."""
+"""The final steps of a run: the kept candidate is calibrated, and tested as the model that users load."""
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Int
 from numpy import ndarray
 
 from probmcl.audit.findings import BadImage
+from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
+from probmcl.calibration.fit import FOLDS, assign_folds
+from probmcl.calibration.maps import HeldOutName
 from probmcl.console import Console
+from probmcl.data.labels import parents_of
 from probmcl.data.records import Records
+from probmcl.evaluation.scores import ScoredRows, write_scores
 from probmcl.inference import Model, load
-from probmcl.run.checkpoints import ModelTest
-from probmcl.run.state import RunState
-from probmcl.runtime.distributed import gather_unequal, rank, world_size
+from probmcl.run.candidates import LabeledFeatures, fit_grid
+from probmcl.run.results import FROZEN_PROBE, Candidate
+from probmcl.run.state import ModelTest, RunState
+from probmcl.run.workspace import Workspace
+from probmcl.runtime.distributed import gather_unequal, is_main_process, rank, world_size
 from probmcl.settings.model_options import EvaluateOptions
+from probmcl.store.files import OUT_OF_FOLD
+from probmcl.training.features import extract
+
+
+def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path) -> Calibration:
+    """Fit the calibration and the thresholds of a candidate, as the settings specify.
+
+    They are fitted to validation scores. The frozen probe can be fitted again in seconds, so it has out-of-fold scores
+    of all training and validation images instead, which are written to the folder.
+    """
+    w, records = workspace, workspace.records
+    rows = np.concatenate([records.rows("train"), records.rows("val")])
+    fold = assign_folds(len(rows), records.group and [records.group[row] for row in rows])
+    name: HeldOutName = "val"
+    if candidate.id == FROZEN_PROBE and fold.max() > 0:
+        name = "out_of_fold"
+        held_out = ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
+        if is_main_process():
+            paths = [records.paths[row] for row in rows]
+            write_scores(folder / OUT_OF_FOLD, paths, held_out, root=folder)
+    else:
+        held_out = ScoredRows.of(records, records.rows("val"), candidate.scores["val"].numpy())
+    with w.console.progress("calibrating", FOLDS) as bar:
+        return fit_calibration(
+            held_out,
+            records.label_space.names,
+            kind=w.settings.calibration,
+            rule=ThresholdRule.parse(w.settings.thresholds),
+            parents=parents_of(records.label_space.names, records.label_space.hierarchy),
+            predictions=name,
+            advance=bar.advance,
+        )
+
+
+def out_of_fold_scores(
+    workspace: Workspace, candidate: Candidate, rows: Int[ndarray, "N"], fold: Int[ndarray, "N"]
+) -> Float32[ndarray, "N C"]:
+    """Score each fold of the training and validation images with a frozen probe that is fitted to the other folds.
+
+    `rows` are the training images followed by the validation images.
+    """
+    w, n_views = workspace, workspace.settings.probe.frozen_views
+    assert candidate.weight_decay is not None
+    settings = replace(w.settings.probe, weight_decays=(candidate.weight_decay,))
+    cache, network = w.feature_source(candidate.id.key, w.backbone.tail)
+    with w.console.progress("features for calibration", 2) as bar:
+        train = extract(network, cache.probing(n_augmented=n_views), device=w.settings.device)
+        bar.advance()
+        val = extract(network, cache.plain("val"), device=w.settings.device)
+        bar.advance()
+    features = torch.cat([train, val.expand(len(train), -1, -1)], dim=1)  # (V, N, D)
+    targets, known = (torch.from_numpy(part) for part in w.records.states.targets_and_known(rows))
+    scores = torch.empty(len(rows), len(w.records.label_space))
+    with w.console.progress("out-of-fold scores", int(fold.max()) + 1) as bar:
+        for number in range(int(fold.max()) + 1):
+            fitted_on = np.flatnonzero(fold != number)
+            weights = None if w.records.weight is None else w.records.weight[rows[fitted_on]]
+            data = LabeledFeatures(features[:, fitted_on], targets[fitted_on], known[fitted_on], weights)
+            probe = fit_grid(data, w.records.label_space, settings, seed=w.settings.seed)[candidate.weight_decay]
+            held_out = np.flatnonzero(fold == number)
+            with torch.inference_mode():
+                scores[held_out] = probe.logits(features[0, held_out]).sigmoid()
+            bar.advance()
+    return scores.numpy()
 
 
 def evaluate_loaded_model(state: RunState) -> ModelTest:

@@ -1,31 +1,216 @@
-"""The state of a run in progress: the results of completed phases, its candidates and its record.
+"""The state of a run in progress: the results of completed phases, stored as checkpoints, and its candidates.
+
+Every checkpoint has a checksum. A checkpoint that is damaged raises `RunError`, and its phase is computed again.
 
 Every phase goes through `RunState.once`, which skips phases that an interrupted run has already completed.
 """
 
 import zlib
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
 
+import msgspec
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from probmcl.console import Console
-from probmcl.data.records import Records
+from probmcl.data.records import Records, Split
 from probmcl.errors import RunError, RunWarning
-from probmcl.evaluation.headline import headline
-from probmcl.run.checkpoints import Format, candidate_format, finished_phases
-from probmcl.run.gains import CandidatePool
-from probmcl.run.record import RunRecord
-from probmcl.run.results import Candidate, CandidateId
-from probmcl.run.run_files import write_split_scores
-from probmcl.runtime.distributed import is_main_process
+from probmcl.evaluation.evaluate import headline
+from probmcl.neighbors.training_images import TrainingImages
+from probmcl.run.results import Candidate, CandidateId, CandidatePool
+from probmcl.run.run_files import RunRecord, write_split_scores
+from probmcl.runtime.conversion import TypeForm, convert
+from probmcl.runtime.distributed import broadcast, is_main_process
+from probmcl.runtime.files import DAMAGED
 from probmcl.runtime.tensor_files import save_tensors
-from probmcl.settings import Settings
-from probmcl.store.files import MODEL
-from probmcl.store.run_folder import RunFolder
-from probmcl.store.run_metadata import RunStatus
+from probmcl.settings import Settings, method_settings, refuse_unnamed
+from probmcl.store import files
+from probmcl.store.evaluation import ModelEvaluation, Retrieval, SplitMetrics
+from probmcl.store.files import MODEL, File
+from probmcl.store.run_folder import RunFolder, delete_cache
+from probmcl.store.run_metadata import RunStatus, StoredCandidate, StoredTest
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Format(Generic[T]):
+    """How the result of a phase is stored.
+
+    Attributes:
+        row: the file, whose name contains the key of the phase.
+        save: writes a result, given the run folder and the key.
+        load: reads a result; `RunError` if the file is damaged.
+        synchronize: replaces results that may differ between processes with the result of rank 0.
+    """
+
+    row: File
+    save: Callable[[RunFolder, str, T], None]
+    load: Callable[[RunFolder, str], T]
+    synchronize: Callable[[T], T] = lambda result: result
+
+    def name(self, key: str) -> str:
+        """Return the file of a phase, relative to the run folder."""
+        return self.row.named(key).name
+
+
+def json_format(kind: TypeForm[T]) -> Format[T]:
+    """Return the format that stores a dataclass as JSON."""
+    row = files.PHASE.holding(kind)
+
+    def synchronize(result: T) -> T:
+        return convert(broadcast(msgspec.to_builtins(result)), kind)
+
+    def save(folder: RunFolder, key: str, result: T) -> None:
+        folder.write(row.named(key), result)
+
+    def load(folder: RunFolder, key: str) -> T:
+        return folder.read(row.named(key))
+
+    return Format(row, save, load, synchronize)
+
+
+def candidate_format(identity: CandidateId) -> Format[Candidate]:
+    """Return the format that stores a candidate, with its parameters and validation scores, as safetensors."""
+
+    def save(folder: RunFolder, key: str, candidate: Candidate) -> None:
+        tensors = {f"state.{name}": value for name, value in candidate.state.items()}
+        stored = StoredCandidate(
+            method=candidate.method,
+            settings=msgspec.to_builtins(candidate.settings),
+            validation=candidate.validation,
+            seconds=candidate.seconds,
+            fit_seconds=candidate.fit_seconds,
+            weight_decay=candidate.weight_decay,
+        )
+        folder.write_tensors(files.CANDIDATE.named(key), {**tensors, "scores": candidate.scores["val"]}, stored)
+
+    def load(folder: RunFolder, key: str) -> Candidate:
+        row = files.CANDIDATE.named(key)
+        tensors, stored = folder.read_tensors(row)
+        refuse_unnamed(stored.method, '`loss="{method}"`')  # the folder may come from a stranger
+        scores: dict[Split, Tensor] = {"val": _scores(tensors, folder.path / row)}
+        state = {name.removeprefix("state."): value for name, value in tensors.items() if name != "scores"}
+        return Candidate(
+            identity,
+            method=stored.method,
+            settings=method_settings(stored.method, changes=stored.settings),
+            state=state,
+            scores=scores,
+            validation=stored.validation,
+            seconds=stored.seconds,
+            fit_seconds=stored.fit_seconds,
+            weight_decay=stored.weight_decay,
+        )
+
+    return Format(files.CANDIDATE, save, load)
+
+
+def load_candidate(folder: RunFolder, identity: CandidateId) -> Candidate:
+    """Load a candidate from a run folder."""
+    return candidate_format(identity).load(folder, identity.key)
+
+
+def _scores(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
+    if "scores" not in tensors:
+        raise RunError(f"{path}: has no scores; {DAMAGED}")
+    return tensors["scores"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredTest:
+    """The result of scoring a classifier on the test split.
+
+    Attributes:
+        scores: raw scores of the test images.
+        evaluation: the metrics of these scores.
+        retrieval: retrieval metrics of the features, for a probe.
+    """
+
+    scores: Float[Tensor, "N C"]
+    evaluation: SplitMetrics
+    retrieval: Retrieval | None = None
+
+
+def _save_test(folder: RunFolder, key: str, test: ScoredTest) -> None:
+    stored = StoredTest(evaluation=test.evaluation, retrieval=test.retrieval)
+    folder.write_tensors(files.TESTED.named(key), {"scores": test.scores}, stored)
+
+
+def _load_test(folder: RunFolder, key: str) -> ScoredTest:
+    row = files.TESTED.named(key)
+    tensors, stored = folder.read_tensors(row)
+    return ScoredTest(_scores(tensors, folder.path / row), stored.evaluation, stored.retrieval)
+
+
+TEST_FORMAT = Format(files.TESTED, _save_test, _load_test)
+"""Stores the result of a test as safetensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelTest:
+    """The result of scoring the model that users load on the test split.
+
+    Attributes:
+        scores: raw scores of the test images.
+        evaluation: the metrics of the calibrated model, the content of evaluation.json.
+    """
+
+    scores: Float[Tensor, "N C"]
+    evaluation: ModelEvaluation
+
+
+def _save_model_test(folder: RunFolder, key: str, test: ModelTest) -> None:
+    folder.write_tensors(files.MODEL_TESTED, {"scores": test.scores}, test.evaluation)
+
+
+def _load_model_test(folder: RunFolder, key: str) -> ModelTest:
+    tensors, evaluation = folder.read_tensors(files.MODEL_TESTED)
+    return ModelTest(_scores(tensors, folder.path / files.MODEL_TESTED), evaluation)
+
+
+MODEL_TEST_FORMAT = Format(files.MODEL_TESTED, _save_model_test, _load_model_test)
+"""Stores the test of the model that users load as safetensors."""
+
+
+def _save_neighbors(folder: RunFolder, key: str, images: TrainingImages) -> None:
+    images.save(folder.path / files.NEIGHBORS)
+
+
+def _load_neighbors(folder: RunFolder, key: str) -> TrainingImages:
+    return TrainingImages.load(folder.path / files.NEIGHBORS)
+
+
+NEIGHBORS_FORMAT = Format(files.NEIGHBORS, _save_neighbors, _load_neighbors)
+"""Stores the features of the training images, in the file that the finished run keeps."""
+
+
+def finished_phases(folder: RunFolder) -> set[str]:
+    """Return the files of all phases that may be complete, as listed by rank 0, so that all processes agree."""
+    names: list[str] = []
+    if is_main_process():
+        names = [f"{files.CHECKPOINTS}/{path.name}" for path in folder.checkpoints.glob("*")]
+        names += [row.name for row in (files.NEIGHBORS,) if folder.has(row)]
+    return set(broadcast(names))
+
+
+UNFINISHED = (files.TRAINED, files.TRAINING, files.TESTED, files.MODEL_TESTED)
+"""The checkpoints that only an unfinished run needs. A finished run has the scores of its tests in its results."""
+
+
+def tidy_up(folder: RunFolder) -> None:
+    """Delete the checkpoints and caches that only an unfinished run needs."""
+    if not is_main_process():
+        return
+    for path in folder.checkpoints.iterdir():
+        if path.is_dir():
+            delete_cache(path)
+        elif any(row.describes(f"{files.CHECKPOINTS}/{path.name}") for row in UNFINISHED):
+            path.unlink()
 
 
 class RunState:

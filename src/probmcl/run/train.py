@@ -12,36 +12,34 @@ import torch
 from msgspec import structs
 
 from probmcl.audit.prepare import PreparedData, refuse_empty_splits
-from probmcl.audit.signatures import accepted_changes, signature_rows
 from probmcl.calibration import Calibration
 from probmcl.calibration.maps import CALIBRATION_FILE
 from probmcl.console import Console
+from probmcl.data.image_files import accepted_changes, signature_rows
 from probmcl.data.images import PREPROCESSING_FILE
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
-from probmcl.evaluation.evaluate import evaluate_split
-from probmcl.evaluation.headline import chance_warning, headline
+from probmcl.evaluation.evaluate import chance_warning, evaluate_split, headline
 from probmcl.run.budget import Costs, EpochPlan, Planner, measure_costs, plan_epochs
-from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
-from probmcl.run.checkpoints import (
+from probmcl.run.final_test import calibrate_candidate, evaluate_loaded_model
+from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
+from probmcl.run.run_files import create_run, records_digest, views_sheet, write_split_scores
+from probmcl.run.state import (
     MODEL_TEST_FORMAT,
     NEIGHBORS_FORMAT,
     TEST_FORMAT,
+    RunState,
     json_format,
     load_candidate,
+    print_notes,
     tidy_up,
 )
-from probmcl.run.final_test import evaluate_loaded_model
-from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run.run_files import create_run, records_digest, write_split_scores
-from probmcl.run.state import RunState, print_notes
-from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import atomic_write
-from probmcl.runtime.lock import locked
+from probmcl.runtime.folders import locked
 from probmcl.runtime.machine import find_device
 from probmcl.settings import Settings, read_settings
 from probmcl.store import files

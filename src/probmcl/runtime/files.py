@@ -7,12 +7,12 @@ followed (`safe_open`).
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import json
 import math
 import os
-import shutil
+import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +20,13 @@ from typing import IO, Any, TypeVar
 
 from probmcl.errors import RunError
 from probmcl.runtime.conversion import TypeForm, convert, plain_values
-from probmcl.runtime.safe_open import is_link, link_problem, open_folder
+from probmcl.runtime.folders import explained_no_space, is_link, link_problem, open_folder
+
+NOT_ON_WINDOWS = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+"""Characters that a file name cannot have on Windows. The colon would name a hidden stream of another file."""
+
+DEVICE = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)\s*(\..*)?", re.IGNORECASE)
+"""Names that stand for a device on Windows, with any suffix."""
 
 T = TypeVar("T")
 
@@ -36,7 +42,16 @@ and a table is read row by row."""
 MAX_ROW = 1_000_000
 """Largest length of a row of a CSV file, in characters; a file may be a single long line."""
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+def file_name(name: str) -> str:
+    """Return a name as part of a file name. It changes only on Windows, where some characters are not allowed.
+
+    The name of a method, for example, may be `probmcl:paper`.
+    """
+    if sys.platform != "win32":
+        return name
+    name = NOT_ON_WINDOWS.sub("-", name).rstrip(". ")
+    return f"-{name}" if DEVICE.fullmatch(name) else name
 
 
 def atomic_write(path: Path, content: bytes | memoryview, *, root: Path | None = None) -> None:
@@ -87,21 +102,6 @@ def append_text(path: Path, text: str) -> None:
             descriptor = folder.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with os.fdopen(descriptor, "ab") as file:
             file.write(content)
-
-
-@contextmanager
-def explained_no_space(path: Path, needed: int) -> Iterator[None]:
-    """Turn the error of a full disk, a quota or a file size limit into a message with the file and the space."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-        space = f"{needed:,} bytes needed, {shutil.disk_usage(folder).free:,} bytes free"
-        limit = "the file is larger than the limit of this process or disk" if error.errno == errno.EFBIG else None
-        problem = limit or "no space left on the disk"
-        raise OSError(f"{path}: {problem} ({space}); free some space, then run or resume the command again") from error
 
 
 def refuse_special_files(root: Path) -> None:

@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from probmcl.errors import WorkerError, listed
-from probmcl.runtime.signals import held_signals, leave_signals_to_parent
+from probmcl.runtime.machine import held_signals, leave_signals_to_parent
 
 if TYPE_CHECKING:
     if sys.platform == "win32":

@@ -13,7 +13,7 @@ from probmcl.settings.declaration import Argument, Group, Option, Options
 from probmcl.settings.options import ImagesOption, ReadOption, WorkersOption
 
 if TYPE_CHECKING:
-    from probmcl.data.stream import Source
+    from probmcl.data.loader import Source
 else:
     Source = NewType("Source", object)  # the module of the real one imports torch
 
@@ -163,7 +163,7 @@ class CalibrateOptions(Options):
 
 @dataclass(frozen=True)
 class ReportOptions(Options):
-    """Options of `probmcl.report.write_report.write_report`."""
+    """Options of `probmcl.report.page.write_report`."""
 
     runs: Annotated[
         Sequence[Path | str], Argument("run folders; the first is described in detail and compared with the others")

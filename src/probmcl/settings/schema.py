@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar, get_args
 
 from probmcl.augment import AUGMENTATIONS
 from probmcl.calibration.thresholds import ThresholdRule
-from probmcl.data.intensity import IntensityRange
+from probmcl.data.pixels import IntensityRange
 from probmcl.errors import SettingsError, check_range, suggestion
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.runtime.conversion import convert
-from probmcl.runtime.file_names import file_name
+from probmcl.runtime.files import file_name
 from probmcl.settings.options import StoredSettings, Tune
 from probmcl.store.run_folder import MAX_IMAGE_SIZE
 from probmcl.training.optimizer import Training

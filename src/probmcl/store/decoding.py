@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from probmcl.errors import RunError
 from probmcl.runtime.conversion import convert, plain_values
-from probmcl.runtime.digests import content_digest
 from probmcl.runtime.files import (
     DAMAGED,
     convert_file,
@@ -20,9 +19,8 @@ from probmcl.runtime.files import (
     read_csv_rows,
     read_json,
 )
-from probmcl.runtime.tensor_files import load_tensors, read_metadata
-from probmcl.store.files import METADATA
-from probmcl.store.rows import File, JsonFile, TableFile, TensorFile
+from probmcl.runtime.tensor_files import content_digest, load_tensors, read_metadata
+from probmcl.store.files import METADATA, File, JsonFile, TableFile, TensorFile
 from probmcl.version import __version__
 
 if TYPE_CHECKING:

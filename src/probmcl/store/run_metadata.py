@@ -1,4 +1,4 @@
-"""The content of run.json: the environment in which a run was started, its state, its candidates and its model."""
+"""The content of run.json, labels.json, the tables of images, and the metadata of checkpoints."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 import msgspec
+from msgspec import Meta
 
-from probmcl.errors import RunWarning, check_range
+from probmcl.errors import RunWarning, check_range, counted
+from probmcl.store.evaluation import Retrieval, SplitMetrics
 from probmcl.version import __version__
+
+MAX_CLASSES = 100_000
+"""Largest number of classes of a run. Loading a model with more would take minutes or exhaust the memory."""
+
+UNPRINTABLE = re.compile(r"[\x00\ud800-\udfff]")
+"""Characters that files and figures cannot contain: NUL and lone surrogates."""
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+ImagePath = Annotated[str, Meta(min_length=1)]
 
 S = TypeVar("S")
 
@@ -29,6 +43,121 @@ NO_FILE_NAME = re.compile(r"[/\\\x00\ud800-\udfff]")
 
 PACKAGES = ("torch", "timm", "torchvision", "numpy", "pillow")
 """Libraries that affect scores."""
+
+
+class StoredPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the labels of a run were read, for the report.
+
+    Attributes:
+        unknown: what is done with labels that are not known.
+        blank: the meaning of a blank cell, as given in the options.
+        minus_one: the meaning of -1, as given in the options.
+        chance_of_uncertain: for each class with uncertain labels, the probability that they are positive.
+        labels: the number of labels in each state.
+    """
+
+    unknown: str
+    blank: tuple[str, ...] | None
+    minus_one: tuple[str, ...] | None
+    chance_of_uncertain: dict[str, float]
+    labels: dict[str, int]
+
+
+class ClassLabels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The classes of a run, in the order of the scores, with their training positives and parents."""
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    hierarchy: dict[str, str] | None
+    policy: StoredPolicy
+
+    def __post_init__(self) -> None:
+        unprintable = [name for name in self.names if UNPRINTABLE.search(name)]
+        if unprintable:
+            raise ValueError(f"the class name {unprintable[0]!r} has characters that cannot be written")
+        if len(self.names) > MAX_CLASSES:
+            raise ValueError(f"{counted(len(self.names), 'class', 'classes')}; the limit is {MAX_CLASSES:,}")
+        if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
+            names, counts = counted(len(self.names), "name"), counted(len(self.counts), "count")
+            raise ValueError(f"{names} and {counts}; expected one of each per class")
+        refuse_cycles(self.names, self.hierarchy or {})
+
+
+def refuse_cycles(names: Sequence[str], hierarchy: Mapping[str, str]) -> None:
+    """Raise `ValueError` if a class is its own ancestor, or has such an ancestor.
+
+    >>> refuse_cycles(["a", "b"], {"a": "b", "b": "a"})
+    Traceback (most recent call last):
+    ValueError: class 'a' is its own ancestor; correct the hierarchy
+    """
+    classes = set(names)
+    roots_reached: set[str] = set()  # classes whose ancestors are known to end at a root
+    for name in names:
+        path: dict[str, None] = {}  # in order, with fast lookup
+        ancestor: str | None = name
+        while ancestor in classes and ancestor not in roots_reached:
+            if ancestor in path:
+                raise ValueError(f"class {name!r} is its own ancestor; correct the hierarchy")
+            path[ancestor] = None
+            ancestor = hierarchy.get(ancestor)
+        roots_reached.update(path)
+
+
+class SplitRow(NamedTuple):
+    """The split of an image."""
+
+    path: ImagePath
+    split: Split
+
+
+class FoldRow(NamedTuple):
+    """The fold of an image, counted from 1."""
+
+    path: ImagePath
+    fold: int
+
+
+class ImageRow(NamedTuple):
+    """The size, modification time and digest of an image file when the run started."""
+
+    path: ImagePath
+    size: int
+    mtime_ns: int
+    digest: str
+
+
+class ProtocolFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A hash of each part of a protocol, and of `all` parts. Only results with equal hashes are comparable."""
+
+    data: str
+    split: str
+    encoder: str
+    augmentation: str
+    budget: str
+    all: str
+
+    def differing(self, other: "ProtocolFingerprint") -> list[str]:
+        """Return the parts in which another protocol differs."""
+        parts = [name for name in self.__struct_fields__ if name != "all"]
+        return [part for part in parts if getattr(self, part) != getattr(other, part)]
+
+
+class StoredCandidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A candidate; see `probmcl.run.results.Candidate`. The settings are those of its method, as plain values."""
+
+    method: str
+    settings: dict[str, Any]
+    validation: SplitMetrics
+    seconds: float
+    fit_seconds: float
+    weight_decay: float | None
+
+
+class StoredTest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The metrics of a candidate on the test split, with retrieval metrics for a probe."""
+
+    evaluation: SplitMetrics
+    retrieval: Retrieval | None
 
 
 class CandidateEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):

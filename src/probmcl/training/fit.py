@@ -21,7 +21,7 @@ from probmcl.data.loader import Batch
 from probmcl.errors import RunError, counted
 from probmcl.methods.base import Method
 from probmcl.runtime.distributed import all_reduce_mean, broadcast, gather_unequal, is_main_process, world_size
-from probmcl.runtime.safe_open import replace_file
+from probmcl.runtime.folders import replace_file
 from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from helpers.tables import labels_of, states_of
 from probmcl.data.records import Records
 from probmcl.readers.folders import NOT_A_CLASS
-from probmcl.readers.label_policy import flag_value
+from probmcl.readers.label_policy import NONE, flag_value
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.read import read
-from probmcl.readers.table.label_names import NONE
 from probmcl.readers.table.lists import LITERAL
 from probmcl.tables import original_cell
 

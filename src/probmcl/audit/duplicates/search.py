@@ -13,12 +13,10 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from probmcl.audit.duplicates.candidates import CandidatePairs, candidate_pairs
-from probmcl.audit.duplicates.comparison import TileComparison, write_tiles
-from probmcl.audit.duplicates.hashing import Fingerprint, fingerprints
-from probmcl.audit.duplicates.registration import MIN_SIMILARITY
-from probmcl.audit.duplicates.result_cache import NO_CACHE, ResultCache, open_results
+from probmcl.audit.duplicates.comparison import MIN_SIMILARITY, TileComparison, write_tiles
+from probmcl.audit.duplicates.hashing import NO_CACHE, Fingerprint, ResultCache, fingerprints, open_results
 from probmcl.console import Console
-from probmcl.data.intensity import IntensityRange
+from probmcl.data.pixels import IntensityRange
 from probmcl.data.records import SPLITS
 from probmcl.errors import listed
 

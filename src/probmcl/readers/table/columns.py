@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from probmcl.errors import DataError, OptionError, Question, Reading, keyword, listing, quoted, suggestion
-from probmcl.readers.file_index import FileIndex
+from probmcl.readers.file_index import ID_AS_PATH, PATH, FileIndex, find_path_column
 from probmcl.readers.label_policy import CROSSES, flag_value, holds_flags
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.spreadsheet import LIST_ITEM, Spreadsheet, named, only_column, refuse_missing_column
 from probmcl.readers.table.lists import CLASSES, Classes, NoLabelsError
-from probmcl.readers.table.paths import ID_AS_PATH, PATH, find_path_column
 
 LABELS = (
     *("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "finding_labels"),

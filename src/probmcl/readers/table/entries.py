@@ -11,11 +11,19 @@ from numpy import ndarray
 
 from probmcl.data.labels import State
 from probmcl.errors import DataError, OptionError, Question, Reading, counted, keyword, listing
-from probmcl.readers.label_policy import BLANK, CROSSES, LabelPolicy, flag_value, holds_flags, meaning_notes
+from probmcl.readers.label_policy import (
+    BLANK,
+    CROSSES,
+    LabelPolicy,
+    flag_value,
+    free_and_bound,
+    holds_flags,
+    meaning_notes,
+    refuse_none_with_others,
+)
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.spreadsheet import Spreadsheet
 from probmcl.readers.table.columns import Columns
-from probmcl.readers.table.label_names import free_and_bound, refuse_none_with_others
 from probmcl.readers.table.lists import Classes, Lists, NoLabelsError, read_lists
 
 T = TypeVar("T")

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probmcl.errors import DataError, OptionError, Question, Reading, counted, quoted, suggestion
-from probmcl.readers.options import ReadOptions
-from probmcl.readers.spreadsheet import LIST_ITEM, Spreadsheet, read_encoded_text
-from probmcl.readers.table.label_names import (
+from probmcl.readers.label_policy import (
     Words,
     find_blanks,
     find_none_labels,
     refuse_none_with_others,
     refuse_possible_names,
 )
+from probmcl.readers.options import ReadOptions
+from probmcl.readers.spreadsheet import LIST_ITEM, Spreadsheet, read_encoded_text
 
 CLASSES = "classes.txt"
 REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"

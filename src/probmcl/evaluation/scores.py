@@ -1,0 +1,261 @@
+"""Scores of images with their labels: validated, in rows and columns, and stored in a file."""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Float64, Int, Shaped
+from numpy import ndarray
+from torch import Tensor
+
+from probmcl.data.records import Records
+from probmcl.errors import RunError, counted
+from probmcl.runtime.files import arrays_file, atomic_write, open_file
+from probmcl.store.evaluation import Aggregate
+from probmcl.store.files import SCORES
+
+# The type does not encode shapes, so that mismatched arrays raise the ValueErrors below instead of a type error.
+Array: TypeAlias = Tensor | npt.NDArray[Any]
+
+BLOCK_ENTRIES = 2**22
+"""Entries per block, a few tens of megabytes for any number of classes."""
+
+UNREADABLE = (
+    *(OSError, EOFError, KeyError, TypeError, ValueError, ArithmeticError, MemoryError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
+)
+"""Errors that NumPy and zipfile raise for damaged files."""
+
+MAX_BYTES = 4_000_000_000
+"""Largest size of the arrays in a file, which are compressed."""
+
+KINDS = {"paths": "U", "scores": "f", "labels": "bif", "known": "b", "group": "U"}
+"""The kinds of NumPy data types that each array may have: text, booleans, integers or floating-point numbers."""
+
+DIMENSIONS = {"paths": 1, "group": 1}
+"""The number of dimensions of the arrays that are not matrices."""
+
+
+class Entries(NamedTuple):
+    """Scores, 0/1 labels and the mask of known labels, validated by `checked`."""
+
+    scores: Float[Tensor, "N C"]
+    labels: Shaped[Tensor, "N C"]
+    known: Bool[Tensor, "N C"]
+
+
+class ClassEntries(NamedTuple):
+    """The entries of one class; `positive` implies `known`."""
+
+    scores: Float[np.ndarray, " N"]
+    positive: Bool[np.ndarray, " N"]
+    known: Bool[np.ndarray, " N"]
+
+    @property
+    def is_scored(self) -> bool:
+        """True if the class has a known positive and a known negative; otherwise, no ranking is better than another."""
+        return bool(self.positive.any()) and bool((self.known & ~self.positive).any())
+
+
+def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
+    """Convert the arrays to tensors and validate them. Errors name the row and class of the first bad entry."""
+    values, truth = to_tensor(scores), to_tensor(labels)
+    if values.ndim != 2 or values.numel() == 0:
+        raise ValueError(f"scores has shape {tuple(values.shape)}; expected (images, classes), both at least 1")
+    mask = torch.ones(1, 1, dtype=torch.bool).expand_as(values) if known is None else to_tensor(known)
+    for name, other in {"labels": truth, "known": mask}.items():
+        if other.shape != values.shape:
+            raise ValueError(f"{name} has shape {tuple(other.shape)}; expected {tuple(values.shape)}, like scores")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"known must be boolean: expected torch.bool, got {mask.dtype}")
+    for rows in blocks(*values.shape):
+        _refuse((truth[rows] != 0) & (truth[rows] != 1) & mask[rows], rows.start, "labels", truth, "0 or 1")
+        _refuse(values[rows].isnan() & mask[rows], rows.start, "scores", values, "a number")
+    return Entries(values if values.is_floating_point() else values.double(), truth, mask)
+
+
+def to_tensor(array: Array) -> Tensor:
+    """Convert an array to a CPU tensor without gradient, sharing memory if possible."""
+    if isinstance(array, np.ndarray):
+        fits = array.flags.writeable and min(array.strides, default=0) >= 0
+        array = array if fits else array.copy()  # torch rejects negative strides and warns about read-only memory
+    return torch.as_tensor(array).detach().cpu()
+
+
+def _refuse(wrong: Bool[Tensor, "N C"], start: int, name: str, array: Tensor, expected: str) -> None:
+    if wrong.any():
+        row, column = wrong.nonzero()[0].tolist()
+        entry = f"{name}: row {start + row}, class {column} is {array[start + row, column].item()}"
+        raise ValueError(f"{entry}; expected {expected}, or known=False to exclude the entry")
+
+
+def class_columns(entries: Entries) -> Iterator[ClassEntries]:
+    """Yield the classes as contiguous NumPy arrays; half precision is converted to float32."""
+    # NumPy sorts values with SIMD and without indices, ten times faster than torch.sort, but lacks bfloat16.
+    images, classes = entries.scores.shape
+    dtype = torch.promote_types(entries.scores.dtype, torch.float32)
+    for columns in blocks(classes, images):
+        scores = entries.scores[:, columns].T.to(dtype).contiguous().numpy()  # (block, N)
+        known = entries.known[:, columns].T.contiguous().numpy()
+        positive = (entries.labels[:, columns].T == 1).contiguous().numpy() & known
+        yield from map(ClassEntries, scores, positive, known)
+
+
+def blocks(length: int, width: int) -> Iterator[slice]:
+    """Return slices that divide `length` lines of `width` entries into blocks of about `BLOCK_ENTRIES` entries."""
+    step = max(1, BLOCK_ENTRIES // width)
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredRows:
+    """Scores, labels and masks of known labels for N images or groups of images.
+
+    Attributes:
+        group: group of each row, for example a patient or a slide. Images in one group are not independent.
+        images: number of images in each row; None means one each.
+        raw: the scores before calibration, if `scores` are calibrated.
+    """
+
+    scores: Float[ndarray, "N C"]
+    labels: Float[ndarray, "N C"]
+    known: Bool[ndarray, "N C"]
+    group: tuple[str, ...] | None = None
+    images: Int[ndarray, "N"] | None = None
+    raw: Float[ndarray, "N C"] | None = None
+
+    @classmethod
+    def of(cls, records: Records, rows: Int[ndarray, "N"], scores: Float[ndarray, "N C"]) -> "ScoredRows":
+        """Return the scores of some rows of the records, with their labels and groups."""
+        labels, known = records.states.labels_and_known(rows)
+        group = None if records.group is None else tuple(records.group[row] for row in rows)
+        return cls(scores, labels, known, group)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @property
+    def entries(self) -> Entries:
+        """The scores, labels and mask of known labels, validated."""
+        return checked(self.scores, self.labels, self.known)
+
+    @property
+    def raw_entries(self) -> Entries | None:
+        """The same with the scores before calibration; None if the scores are not calibrated."""
+        return None if self.raw is None else checked(self.raw, self.labels, self.known)
+
+    def take(self, rows: Int[ndarray, "K"]) -> "ScoredRows":
+        """Return a selection of the rows."""
+        group = None if self.group is None else tuple(self.group[row] for row in rows)
+        images = None if self.images is None else self.images[rows]
+        raw = None if self.raw is None else self.raw[rows]
+        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images, raw)
+
+    def aggregate(self, how: Aggregate) -> "ScoredRows":
+        """Return one row per group of images, sorted by group name.
+
+        The score of a group is the mean or maximum over its images. A label is present if any image has it, absent if
+        it is known for some image and no image has it, and otherwise unknown.
+
+        >>> labels, known = np.array([[0.0], [1.0], [0.0]]), np.array([[True], [True], [False]])
+        >>> tiles = ScoredRows(np.array([[0.2], [0.6], [0.9]]), labels, known, ("a", "a", "b"))
+        >>> slides = tiles.aggregate("mean")
+        >>> slides.scores.tolist(), slides.labels.tolist(), slides.known.tolist()
+        ([[0.4], [0.9]], [[1.0], [0.0]], [[True], [False]])
+        """
+        if self.group is None:
+            raise ValueError("rows without groups cannot be aggregated")
+        names, member = np.unique(np.array(self.group), return_inverse=True)
+        order = np.argsort(member, kind="stable")
+        sizes = np.bincount(member)
+        starts = np.cumsum(sizes) - sizes
+
+        def combine(scores: Float[ndarray, "N C"]) -> Float64[ndarray, "G C"]:
+            ordered = scores[order].astype(np.float64)
+            if how == "max":
+                return np.maximum.reduceat(ordered, starts)
+            mean: Float64[ndarray, "G C"] = np.add.reduceat(ordered, starts) / sizes[:, None]
+            return mean
+
+        raw = None if self.raw is None else combine(self.raw)
+        labels = np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts)
+        known = np.logical_or.reduceat(self.known[order], starts)
+        return ScoredRows(combine(self.scores), labels, known, tuple(names.tolist()), sizes, raw)
+
+
+class StoredScores(NamedTuple):
+    """The scores of N images, with their paths."""
+
+    paths: tuple[str, ...]
+    rows: ScoredRows
+
+
+def scores_file(folder: Path, name: str) -> Path:
+    """Return the file with the scores of a split, or of other images, in the folder of a run or a candidate."""
+    return folder / SCORES.named(name)
+
+
+def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows, *, root: Path | None = None) -> None:
+    """Write the scores, labels and groups of images; `root` is the run folder."""
+    atomic_write(path, scores_content(paths, rows), root=root)
+
+
+def scores_content(paths: Sequence[Path | str], rows: ScoredRows) -> bytes:
+    """Return the bytes of a file with the scores, labels and groups of images."""
+    arrays = {"paths": np.array(list(map(str, paths))), "scores": rows.scores, "labels": rows.labels}
+    arrays |= {"known": rows.known} | ({} if rows.group is None else {"group": np.array(rows.group)})
+    return arrays_file(arrays)
+
+
+def read_scores(path: Path, *, root: Path | None = None, classes: int | None = None) -> StoredScores:
+    """Read the scores of images; `root` is the run folder. Without groups of images, the file has none.
+
+    If `classes` is given, a file with another number of columns raises `RunError`, like a damaged one.
+    """
+    try:
+        with open_file(path, root=root) as opened:
+            _refuse_large(opened)
+            with np.load(opened) as file:
+                arrays = {key: file[key] for key in KINDS if key in file}
+        _check(arrays, classes)
+    except UNREADABLE as error:
+        problem = str(error) or type(error).__name__
+        raise RunError(f"{path} cannot be read ({problem}); copy the file again, or train again") from error
+    group = tuple(arrays["group"].tolist()) if "group" in arrays else None
+    rows = ScoredRows(arrays["scores"], arrays["labels"].astype(np.float32), arrays["known"], group)
+    return StoredScores(tuple(arrays["paths"].tolist()), rows)
+
+
+def _check(arrays: Mapping[str, ndarray], classes: int | None) -> None:
+    """Raise `ValueError` if an array is missing or has a wrong type, shape or value."""
+    if missing := [key for key in KINDS if key not in arrays and key != "group"]:
+        raise ValueError(f"it has no array {missing[0]!r}")
+    scores, labels, known = arrays["scores"], arrays["labels"], arrays["known"]
+    lengths = {len(array) for array in arrays.values()}
+    if not scores.shape == labels.shape == known.shape or len(lengths) > 1:
+        raise ValueError("its arrays have different lengths")
+    for key, array in arrays.items():
+        if array.dtype.kind not in KINDS[key] or array.ndim != DIMENSIONS.get(key, 2) or not array.size:
+            raise ValueError(f"{key} has the data type {array.dtype} and the shape {array.shape}")
+    if classes not in (None, scores.shape[1]):
+        raise ValueError(f"it has {counted(scores.shape[1], 'class', 'classes')}; the run has {classes}")
+    if not ((scores >= 0) & (scores <= 1)).all():
+        raise ValueError("its scores are not between 0 and 1")
+    if not np.isin(labels[known], (0, 1)).all():
+        raise ValueError("its known labels are not 0 and 1")
+
+
+def _refuse_large(file: io.BufferedReader) -> None:
+    """Raise `ValueError` if the uncompressed arrays could exhaust the memory."""
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MAX_BYTES:
+        raise ValueError(f"its arrays have {size:,} bytes; the limit is {MAX_BYTES:,}")
+    file.seek(0)
