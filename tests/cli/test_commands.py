@@ -19,6 +19,8 @@ from probmcl.cli.options import command_line, escape_missing_characters
 from probmcl.errors import Question, Reading
 from probmcl.readers.options import ReadOptions
 
+pytestmark = pytest.mark.slow  # it starts processes
+
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
 SMALL = "--encoder test_resnet --weights none --image-size 32 --probe-epochs 1"
 

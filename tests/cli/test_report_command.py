@@ -8,6 +8,8 @@ from helpers.images import folder_of_photographs
 from helpers.reports import finished_run
 from probmcl.errors import RunError
 
+pytestmark = pytest.mark.slow  # it trains, or renders whole reports
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:

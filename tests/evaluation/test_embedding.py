@@ -11,6 +11,7 @@ from sklearn.metrics import average_precision_score, jaccard_score
 from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
+from probmcl.evaluation import embedding as embedding_module
 from probmcl.evaluation import scores as evaluation_scores
 from probmcl.evaluation.embedding import retrieval, topology
 from probmcl.overlap import jaccard

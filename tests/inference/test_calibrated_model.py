@@ -18,6 +18,8 @@ from probmcl.inference import Model, load
 from probmcl.runtime.conversion import convert
 from probmcl.store.evaluation import ModelEvaluation
 
+pytestmark = pytest.mark.slow  # it trains, or renders whole reports
+
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:

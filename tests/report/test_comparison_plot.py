@@ -14,6 +14,8 @@ from helpers.rows import demo_comparison, made_best, made_comparison, made_froze
 from probmcl.experiments.results import Comparison
 from probmcl.report.comparison_plot import COLORS, TICKS, draw_comparison, place_label, to_svg
 
+pytestmark = pytest.mark.slow  # it draws with matplotlib
+
 SVG = "{http://www.w3.org/2000/svg}"
 HEADS = ("own head", "re-probed")
 

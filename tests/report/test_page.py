@@ -19,6 +19,8 @@ from probmcl.report.page import render_page, report_json, write_report
 from probmcl.report.run_report import RunReport, run_report
 from probmcl.store.run_folder import RunFolder, read_manifest
 
+pytestmark = pytest.mark.slow  # it trains, or renders whole reports
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "report.md"
 LOADS = ("src", "href", "data", "poster", "srcset", "action", "xlink:href")
 

@@ -27,6 +27,8 @@ from probmcl.report.run_report import SECTIONS, ReportContent, RunReport, run_re
 from probmcl.report.scores import MIN_LABELS
 from probmcl.report.training import MAX_STEPS
 
+pytestmark = pytest.mark.slow  # it trains, or renders whole reports
+
 CAT_AP = (1 + 2 / 3 + 3 / 4) / 3
 MAP = (CAT_AP + 1 + 1) / 3
 CHANCE = (3 / 6 + 2 / 6 + 1 / 5) / 3

@@ -24,6 +24,8 @@ from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJ
 from probmcl.store.decoding import SCHEMA
 from probmcl.training.optimizer import Training
 
+pytestmark = pytest.mark.slow  # it trains, or renders whole reports
+
 NO_PARENTS = np.full(3, -1)
 
 
