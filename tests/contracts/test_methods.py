@@ -133,6 +133,7 @@ def test_unusual_batches_stay_finite(method: Method, unusual: str) -> None:
     assert all(g is None or g.isfinite().all() for g in gradients)
 
 
+@pytest.mark.slow
 @each_method
 def test_thirty_steps_reduce_the_loss(method: Method) -> None:
     method.train()

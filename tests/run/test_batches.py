@@ -231,6 +231,7 @@ def test_overflow_in_half_precision_is_an_error(records: Records, tmp_path: Path
         open_cache(records, Huge(), tmp_path, torch.float16).plain("train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "probe"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 2e-2)])
 def test_training_from_the_cache_has_the_loss_and_gradients_of_training_from_images(
