@@ -4,14 +4,14 @@
     python tools/behavior.py --reference ../base --keep /tmp/behavior --only "check/*" --only "wrong*"
     python tools/behavior.py --list
 
-The cases are in behavior_matrix.py. Each runs in the reference, a worktree of commit 8487d57, and in this checkout;
+The cases are in behavior_matrix.py. Each runs in the reference, a worktree of commit 43f1d7b, and in this checkout;
 without `--reference`, a temporary worktree is made. With `--keep FOLDER`, the inputs and the records of the reference
 stay in the folder, and later runs only execute this checkout; several may use the same folder at the same time.
 
 Texts, exit codes and files are compared, without times and the like (behavior_texts.py). A difference is printed,
 unless it is in behavior_differences.toml. The exit code is 1 if there is a difference that is not listed.
 
-The script serves two changes of the structure and is deleted after them.
+The script serves a change of the structure and is deleted after it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from behavior_texts import artifacts, without
 
 ROOT = Path(__file__).resolve().parent.parent
 DIFFERENCES = Path(__file__).with_name("behavior_differences.toml")
-COMMIT = "8487d5784d0912f1fed4b24061b5d7d429b6089b"
+COMMIT = "43f1d7b911b368f7a85780724c2625bb2755c833"
 SHOWN_LINES, SHOWN_PLACES = 40, 3
 LINE_WIDTH = 300
 NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
