@@ -2,9 +2,10 @@
 
     python tools/draw_lines.py --seed 0 --count 20 --key key.txt
 
-A reader who knows only the tree of the package names the file of each printed line. The name of the function or class
-around a line is printed with it. The key has the answers. Lines that say nothing about their place, such as blank
-lines, closing brackets, `else:` and imports, are drawn again.
+A reader who knows only the tree of the package names the file of each printed line. Who looks for a line knows what it
+does, so the name of the function or class around it is printed with it, and the first sentence of their docstring. The
+key has the answers. Lines that say nothing about their place, such as blank lines, closing brackets, `else:` and
+imports, are drawn again.
 """
 
 from __future__ import annotations
@@ -25,27 +26,39 @@ UNINFORMATIVE = re.compile(
 
 
 class Line(NamedTuple):
-    """A line of the package, with its file and the name of the function or class around it."""
+    """A line of the package, with its file and the function or class around it."""
 
     path: Path
     number: int
     text: str
-    scope: str
+    scope: "Scope"
 
 
-def scopes(source: str) -> dict[int, str]:
-    """Return the name of the innermost function or class around each line that is in one."""
-    names: dict[int, str] = {}
+class Scope(NamedTuple):
+    """The innermost function or class around a line, and the first line of its docstring, if it has one."""
+
+    name: str
+    summary: str
+
+
+MODULE = Scope("the module", "")
+
+
+def scopes(source: str) -> dict[int, Scope]:
+    """Return the innermost function or class around each line that is in one."""
+    found: dict[int, Scope] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.ClassDef):
-                name = f"{prefix}{child.name}"
-                names.update(dict.fromkeys(range(child.lineno, (child.end_lineno or child.lineno) + 1), name))
-                visit(child, f"{name}.")
+                docstring = ast.get_docstring(child) or ""
+                scope = Scope(f"{prefix}{child.name}", docstring.partition("\n")[0])
+                last = child.end_lineno or child.lineno
+                found.update(dict.fromkeys(range(child.lineno, last + 1), scope))
+                visit(child, f"{scope.name}.")
 
     visit(ast.parse(source), "")
-    return names
+    return found
 
 
 def informative_lines() -> list[Line]:
@@ -53,10 +66,10 @@ def informative_lines() -> list[Line]:
     lines = []
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
-        names = scopes(source)
+        scope_of = scopes(source)
         for number, text in enumerate(source.splitlines(), start=1):
             if not UNINFORMATIVE.fullmatch(text):
-                lines.append(Line(path.relative_to(SOURCE), number, text, names.get(number, "the module")))
+                lines.append(Line(path.relative_to(SOURCE), number, text, scope_of.get(number, MODULE)))
     return lines
 
 
@@ -70,7 +83,8 @@ def main() -> None:
     drawn = random.Random(options.seed).sample(informative_lines(), options.count)
     answers = []
     for question, line in enumerate(drawn, start=1):
-        print(f"{question:3}. in {line.scope}: {line.text.strip()}")
+        summary = f" ({line.scope.summary})" if line.scope.summary else ""
+        print(f"{question:3}. in {line.scope.name}{summary}: {line.text.strip()}")
         answers.append(f"{question:3}. {line.path.as_posix()}:{line.number}")
     options.key.write_text("\n".join(answers) + "\n", encoding="utf-8")
 
