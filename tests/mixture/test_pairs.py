@@ -65,7 +65,7 @@ def test_symmetric_product_computes_half_of_the_pairs(monkeypatch: pytest.Monkey
     sizes: list[int] = []
 
     class CountingTile(pairs._Tile):
-        def __init__(self, first: list[Tensor], second: list[Tensor], dim: int) -> None:
+        def __init__(self, first: Components, second: Components, dim: int) -> None:
             super().__init__(first, second, dim)
             sizes.append(self.product.numel())
 

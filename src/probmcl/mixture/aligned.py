@@ -1,6 +1,7 @@
 """Similarity of mixtures that compares only components with the same index (decision 0002)."""
 
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float
@@ -49,23 +50,49 @@ def aligned_correlation(
     """
     if component_weight not in get_args(ComponentWeight):
         raise ValueError(f"`component_weight` must be 'l2' or 'density', got {component_weight!r}")
+    symmetric = q is None
     check_same_space(p, q or p)
-    a, b = _by_class(p, component_weight), None if q is None else _by_class(q, component_weight)
-    inner: Tensor = _Aligned.apply(p.dim, b is None, *a, *(b or a))  # type: ignore[no-untyped-call]
-    return cap_at_one(inner if q is not None else set_diagonal_to_one(inner))
+    a = _by_class(p, component_weight)
+    b = a if q is None else _by_class(q, component_weight)
+    similarity: Tensor = _Aligned.apply(p.dim, symmetric, *a, *b)  # type: ignore[no-untyped-call]
+    if symmetric:
+        similarity = set_diagonal_to_one(similarity)
+    return cap_at_one(similarity)
 
 
-def _by_class(p: IsotropicMixture, component_weight: ComponentWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights (C, M) with unit norm per mixture, means (C, M, d) or (C, M, 1), and variances (C, M)."""
-    log_weight = log_norms(p) if component_weight == "density" else to_float64(p.log_weight)
-    unit_weight = (log_weight - 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)).exp().to(p.variance.dtype)
-    return unit_weight.T, means_by_class(p), p.variance.T
+class _ByClass(NamedTuple):
+    """One component of M mixtures for each class, with the class as the first axis."""
+
+    weight: Float[Tensor, "C M"]  # Σ_k w_k² = 1 for each mixture
+    mean: Float[Tensor, "C M d"]  # in float64; d = 1 for scalar means
+    variance: Float[Tensor, "C M"]
+
+    def block(self, classes: slice) -> "_ByClass":
+        """Return the components of a few classes."""
+        return _ByClass._make(x[classes] for x in self)
+
+
+def _by_class(p: IsotropicMixture, component_weight: ComponentWeight) -> _ByClass:
+    """Return the components with the class as the first axis, and with weights of unit norm per mixture."""
+    log_weight = log_class_weights(p, component_weight)
+    log_length = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)  # log √Σ_k w_k²
+    unit_weight = (log_weight - log_length).exp().to(p.variance.dtype)
+    return _ByClass(unit_weight.T, means_by_class(p), p.variance.T)
+
+
+def log_class_weights(p: IsotropicMixture, component_weight: ComponentWeight) -> Float[Tensor, "M C"]:
+    """Return log w_k in float64: log π_k for `l2`, and log π_k σ_k^(−n/2) up to a constant per row for `density`."""
+    if component_weight == "density":
+        return log_norms(p)
+    return to_float64(p.log_weight)
 
 
 def means_by_class(p: IsotropicMixture) -> Float[Tensor, "C M d"]:
     """Return the means in float64; a scalar mean becomes √n μ, the coordinate of μ·1 along the direction **1**/√n."""
     mean = to_float64(p.mean)
-    return (mean if p.has_vector_means else mean[:, :, None] * p.dim**0.5).transpose(0, 1)
+    if not p.has_vector_means:
+        mean = mean[:, :, None] * p.dim**0.5  # (M, C, 1)
+    return mean.transpose(0, 1)
 
 
 def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Float[Tensor, "C M P"]:
@@ -75,8 +102,8 @@ def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Fl
     """
     center = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # keeps NaN and inf within their rows
     a, b = a - center, b - center
-    squares = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None, :]
-    return torch.baddbmm(squares, a, b.mT, alpha=-2).clamp(min=0)
+    sum_of_squares = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None, :]
+    return torch.baddbmm(sum_of_squares, a, b.mT, alpha=-2).clamp(min=0)
 
 
 class _Aligned(torch.autograd.Function):
@@ -91,64 +118,83 @@ class _Aligned(torch.autograd.Function):
     def forward(ctx: Any, dim: int, symmetric: bool, *tensors: Tensor) -> Tensor:
         ctx.dim, ctx.symmetric = dim, symmetric
         ctx.save_for_backward(*tensors)
-        a, b = tensors[:3], tensors[3:]
-        similarity = a[0].new_zeros(a[0].shape[1], b[0].shape[1])
-        for classes in _blocks(a[0], b[0]):
-            pair = _Pairs([x[classes] for x in a], [x[classes] for x in b], dim)
-            similarity += pair.products()
+        a, b = _ByClass(*tensors[:3]), _ByClass(*tensors[3:])
+        similarity = a.weight.new_zeros(a.weight.shape[1], b.weight.shape[1])
+        for classes in _blocks(a, b):
+            pairs = _compare(a.block(classes), b.block(classes), dim)
+            similarity += pairs.weighted_sum()
         return similarity
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        a, b = _ByClass(*ctx.saved_tensors[:3]), _ByClass(*ctx.saved_tensors[3:])
+        needs_b = not ctx.symmetric and any(ctx.needs_input_grad[5:])
         if ctx.symmetric:  # the same mixtures are on both sides
             grad = grad + grad.T
         blocks_a, blocks_b = [], []
-        for classes in _blocks(a[0], b[0]):
-            pair = _Pairs([x[classes] for x in a], [x[classes] for x in b], ctx.dim)
-            blocks_a.append(pair.gradients(grad, 0))
-            if not ctx.symmetric and any(ctx.needs_input_grad[5:]):
-                blocks_b.append(pair.gradients(grad, 1))
-        grad_a, grad_b = ([torch.cat(parts) for parts in zip(*blocks, strict=True)] for blocks in (blocks_a, blocks_b))
-        return (None, None, *grad_a, *(grad_b or (None,) * 3))
+        for classes in _blocks(a, b):
+            pairs = _compare(a.block(classes), b.block(classes), ctx.dim)
+            blocks_a.append(pairs.gradients(grad))
+            if needs_b:
+                blocks_b.append(pairs.transposed().gradients(grad.T))
+        if not needs_b:
+            return None, None, *_join(blocks_a), None, None, None
+        return None, None, *_join(blocks_a), *_join(blocks_b)
 
 
+@dataclass(frozen=True, eq=False)
 class _Pairs:
-    """All pairs of rows for K classes, as (K, M, P) tensors."""
+    """All pairs of rows of two sides, for K classes."""
 
-    def __init__(self, a: list[Tensor], b: list[Tensor], dim: int) -> None:
-        self.weights, self.means, self.variances = ([x, y] for x, y in zip(a, b, strict=True))
-        self.dim, dtype = dim, a[2].dtype
-        row_variance, column_variance = to_float64(a[2])[:, :, None], to_float64(b[2])[:, None, :]
-        twice_sum = 2 * (row_variance + column_variance)
-        distance_term = squared_distance(*self.means) / twice_sum  # d²/2S
-        log_kappa = (-dim * variance_term(row_variance, column_variance)).sub_(distance_term)
-        log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower when it underflows
-        self.twice_sum, self.distance_term = twice_sum.to(dtype), distance_term.to(dtype)
-        self.kappa = log_kappa.to(dtype).exp_()
+    a: _ByClass
+    b: _ByClass
+    dim: int
+    kappa: Float[Tensor, "K M P"]
+    twice_sum: Float[Tensor, "K M P"]  # 2S
+    distance_term: Float[Tensor, "K M P"]  # d²/2S
 
-    def products(self) -> Float[Tensor, "M P"]:
+    def transposed(self) -> "_Pairs":
+        """Return the same pairs with the sides swapped."""
+        return _Pairs(self.b, self.a, self.dim, self.kappa.mT, self.twice_sum.mT, self.distance_term.mT)
+
+    def weighted_sum(self) -> Float[Tensor, "M P"]:
         """Return Σ_k w_ik w'_jk κ_k(i, j) over these classes."""
-        a, b = self.weights
-        return (self.kappa * a[:, :, None] * b[:, None, :]).sum(0)
+        return (self.kappa * self.a.weight[:, :, None] * self.b.weight[:, None, :]).sum(0)
 
-    def gradients(self, grad: Float[Tensor, "M P"], side: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients for the weights, means and variances of one side."""
-        (weight, other_weight), (mean, other_mean), (v, other_v) = (
-            pair if side == 0 else pair[::-1] for pair in (self.weights, self.means, self.variances)
-        )
-        weighted_kappa, twice_sum, distance_term = (
-            x if side == 0 else x.mT for x in (self.kappa * grad, self.twice_sum, self.distance_term)
-        )
-        weighted_kappa = weighted_kappa * other_weight[:, None, :]
-        f_over_s = weighted_kappa * weight[:, :, None] / (0.5 * twice_sum)  # F/S
+    def gradients(self, grad: Float[Tensor, "M P"]) -> _ByClass:
+        """Return the gradients for the weights, means and variances of `a`."""
+        weighted_kappa = self.kappa * grad * self.b.weight[:, None, :]  # F/w
+        f_over_s = weighted_kappa * self.a.weight[:, :, None] / (0.5 * self.twice_sum)  # F/S
         f_over_s64 = to_float64(f_over_s)
-        d_mean = torch.bmm(f_over_s64, other_mean) - f_over_s64.sum(2, keepdim=True) * mean
-        variance_shift = (f_over_s * (other_v[:, None, :] - v[:, :, None])).sum(2)
-        d_variance = (f_over_s * distance_term).sum(2) + self.dim / 4 * variance_shift / v
-        return weighted_kappa.sum(2), d_mean, d_variance
+        # −Σ F d/S = Σ (F/S) m' − m Σ F/S
+        d_mean = torch.bmm(f_over_s64, self.b.mean) - f_over_s64.sum(2, keepdim=True) * self.a.mean
+        distance_sum = (f_over_s * self.distance_term).sum(2)  # Σ F d²/2S²
+        variance_sum = (f_over_s * (self.b.variance[:, None, :] - self.a.variance[:, :, None])).sum(2)  # Σ F (v' − v)/S
+        d_variance = distance_sum + self.dim / 4 * variance_sum / self.a.variance
+        return _ByClass(weighted_kappa.sum(2), d_mean, d_variance)
 
 
-def _blocks(a: Float[Tensor, "C M"], b: Float[Tensor, "C P"]) -> list[slice]:
-    return slices(len(a), max(1, BLOCK // max(1, a.shape[1] * b.shape[1])))
+def _compare(a: _ByClass, b: _ByClass, dim: int) -> _Pairs:
+    """Compute κ and the terms of its exponent for all pairs of rows, with exponents in float64."""
+    dtype = a.variance.dtype
+    variance_a, variance_b = to_float64(a.variance)[:, :, None], to_float64(b.variance)[:, None, :]
+    twice_sum = 2 * (variance_a + variance_b)
+    distance_term = squared_distance(a.mean, b.mean) / twice_sum
+    log_kappa = -dim * variance_term(variance_a, variance_b)
+    log_kappa -= distance_term
+    log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower when it underflows
+    kappa = log_kappa.to(dtype).exp_()
+    return _Pairs(a, b, dim, kappa, twice_sum.to(dtype), distance_term.to(dtype))
+
+
+def _blocks(a: _ByClass, b: _ByClass) -> list[slice]:
+    """Return slices of classes for which all pairs of rows have at most `BLOCK` elements."""
+    classes, rows = a.weight.shape
+    elements_per_class = max(1, rows * b.weight.shape[1])
+    return slices(classes, max(1, BLOCK // elements_per_class))
+
+
+def _join(blocks: list[_ByClass]) -> _ByClass:
+    """Concatenate the blocks of all classes."""
+    return _ByClass._make(torch.cat(parts) for parts in zip(*blocks, strict=True))

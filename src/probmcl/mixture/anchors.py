@@ -4,14 +4,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from probmcl.mixture.aligned import ComponentWeight
+from probmcl.mixture.aligned import ComponentWeight, log_class_weights
 from probmcl.mixture.density import (
     Floor,
     IsotropicMixture,
     cap_at_one,
     check_same_space,
     floored_variance,
-    log_norms,
     variance_term,
 )
 from probmcl.runtime.precision import full_precision, to_float64
@@ -32,13 +31,15 @@ class LabelAnchors(nn.Module):
     def __init__(self, classes: int, *, dim: int, mean_size: int | None = None, floor: Floor = "variance") -> None:
         super().__init__()
         self.dim, self.floor = dim, floor
-        self.mean = nn.Parameter(torch.zeros(classes) if mean_size is None else torch.zeros(classes, mean_size))
+        shape_of_means = (classes,) if mean_size is None else (classes, mean_size)
+        self.mean = nn.Parameter(torch.zeros(shape_of_means))
         self.variance = nn.Parameter(torch.zeros(classes))  # before the floor
 
     def forward(self) -> IsotropicMixture:
         """Return a single mixture with equal weights whose component k is the Gaussian of class k."""
-        variance = floored_variance(self.variance, self.floor)[None]
-        return IsotropicMixture(torch.zeros_like(variance).log_softmax(1), self.mean[None], variance, self.dim)
+        variance = floored_variance(self.variance, self.floor)[None]  # (1, C)
+        log_weight = torch.zeros_like(variance).log_softmax(1)  # −log C
+        return IsotropicMixture(log_weight, self.mean[None], variance, self.dim)
 
 
 @full_precision
@@ -67,11 +68,14 @@ def label_set_correlation(
     >>> label_set_correlation(p, p, torch.tensor([[True, True], [True, False]]))  # both classes, and one of them
     tensor([[1.0000, 0.7071]])
     """
-    log_weight = _log_class_weight(anchors, component_weight).expand(present.shape)
+    log_weight = log_class_weights(anchors, component_weight).expand(present.shape)  # log u_k, for each set
     empty = ~present.any(1, keepdim=True)
-    masked = log_weight.masked_fill(~(present | empty), -torch.inf)  # an empty set gets all classes, to avoid NaN
-    unit_weight = (masked - 0.5 * (2 * masked).logsumexp(1, keepdim=True)).exp().where(~empty, 0)
-    similarity = (-_distance(p, anchors, component_weight)).exp() @ unit_weight.T
+    included = present | empty  # an empty set gets all classes, to avoid NaN; its column is set to 0 below
+    log_weight = log_weight.masked_fill(~included, -torch.inf)
+    log_length = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)  # log √Σ_{k∈y} u_k²
+    unit_weight = (log_weight - log_length).exp().where(~empty, 0)  # (P, C)
+    class_similarity = (-_distance(p, anchors, component_weight)).exp()  # (M, C)
+    similarity = class_similarity @ unit_weight.T
     return cap_at_one(similarity.to(p.variance.dtype))
 
 
@@ -89,22 +93,23 @@ def class_logits(
     """
     distance = _distance(p, anchors, component_weight)
     # A distance of zero would give an infinite logit.
-    distance = distance.clamp(min=torch.finfo(distance.dtype).tiny)
-    return -(distance + (-torch.expm1(-distance)).log()).to(p.variance.dtype)
+    t = distance.clamp(min=torch.finfo(distance.dtype).tiny)
+    log_complement = (-torch.expm1(-t)).log()  # log(1 − e^(−t))
+    return -(t + log_complement).to(p.variance.dtype)
 
 
 def _distance(
     p: IsotropicMixture, anchors: IsotropicMixture, component_weight: ComponentWeight
 ) -> Float[Tensor, "M C"]:
-    """Return −log(w_k κ_k / √Σ w²) in float64, as a sum of three nonnegative terms to avoid cancellation."""
+    """Return −log(w_k κ_k / √Σ w²) in float64, as a sum of three nonnegative terms to avoid cancellation.
+
+    −log κ_k = −(n/2) log(2σσ'/S) + ‖m − m'‖²/2S, S = v + v'.
+    """
     check_same_space(p, anchors)
-    log_weight = _log_class_weight(p, component_weight)
-    weight_term = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True) - log_weight
-    v, w = to_float64(p.variance), to_float64(anchors.variance)
+    log_weight = log_class_weights(p, component_weight)
+    log_length = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)  # log √Σ w²
+    weight_term = log_length - log_weight
+    v_p, v_anchor = to_float64(p.variance), to_float64(anchors.variance)
     squares = (to_float64(p.mean) - to_float64(anchors.mean)).square()
     squared_distance = squares.sum(2) if p.has_vector_means else p.dim * squares
-    return weight_term + p.dim * variance_term(v, w) + squared_distance / (2 * (v + w))
-
-
-def _log_class_weight(p: IsotropicMixture, component_weight: ComponentWeight) -> Float[Tensor, "M C"]:
-    return log_norms(p) if component_weight == "density" else to_float64(p.log_weight)
+    return weight_term + p.dim * variance_term(v_p, v_anchor) + squared_distance / (2 * (v_p + v_anchor))

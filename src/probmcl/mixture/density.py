@@ -43,7 +43,8 @@ class IsotropicMixture:
 
     def __post_init__(self) -> None:
         shape = self.log_weight.shape
-        if self.variance.shape != shape or self.mean.shape[:2] != shape:
+        shapes_match = self.variance.shape == shape and self.mean.shape[:2] == shape
+        if not shapes_match:
             raise ValueError(
                 f"log_weight {tuple(shape)}, mean {tuple(self.mean.shape)} and variance {tuple(self.variance.shape)} "
                 "must have matching numbers of rows and components"
@@ -53,7 +54,8 @@ class IsotropicMixture:
                 f"the size of the mean vectors must equal `dim`; got size {self.mean.shape[2]} and dim={self.dim}"
             )
         for name in ("log_weight", "mean", "variance"):
-            object.__setattr__(self, name, at_least_float32(getattr(self, name)))
+            converted = at_least_float32(getattr(self, name))
+            object.__setattr__(self, name, converted)  # the only way to set a field of a frozen dataclass
 
     @property
     def has_vector_means(self) -> bool:
@@ -77,12 +79,14 @@ class IsotropicMixture:
         else:
             # ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)² needs no (M, C, n) tensor and avoids the cancellation in
             # ‖z‖² − 2μ(1·z) + nμ².
-            center = z.mean(1, keepdim=True)
-            squared_distance = (z - center).square().sum(1, keepdim=True) + self.dim * (center - self.mean).square()
+            center = z.mean(1, keepdim=True)  # z̄
+            across_line = (z - center).square().sum(1, keepdim=True)
+            squared_distance = across_line + self.dim * (center - self.mean).square()
         # float64, because (n/2) log v can reach thousands and only its decimals distinguish the components.
         variance = to_float64(self.variance)
         log_normal = -0.5 * (self.dim * (2 * math.pi * variance).log() + squared_distance / variance)
-        return (self.log_weight + log_normal).logsumexp(1).to(squared_distance.dtype)
+        log_density = (self.log_weight + log_normal).logsumexp(1)
+        return log_density.to(squared_distance.dtype)
 
     def effective_components(self) -> Float[Tensor, "M"]:
         """Return the effective number of components: the inverse Simpson index 1 / Σ_k π_k², from 1 to C.
@@ -91,7 +95,8 @@ class IsotropicMixture:
         >>> IsotropicMixture(even.log(), torch.zeros(1, 4), torch.ones(1, 4), dim=1).effective_components()
         tensor([4.])
         """
-        return torch.exp(-(2 * self.log_weight).logsumexp(1))
+        log_sum_of_squares = (2 * self.log_weight).logsumexp(1)
+        return torch.exp(-log_sum_of_squares)
 
 
 class MixtureDensityNetwork(nn.Module):
@@ -138,11 +143,12 @@ class MixtureDensityNetwork(nn.Module):
         self.mean_size = mean_size
         self.floor = floor
         sizes = (in_features, *hidden)
-        self.hidden = nn.Sequential(*_layers(sizes, activation))
+        numbers_per_mean = mean_size or 1
+        self.hidden = nn.Sequential(*_hidden_layers(sizes, activation))
         self.hidden_features = sizes[-1]
-        self.weight_head = nn.Linear(sizes[-1], classes)
-        self.mean_head = nn.Linear(sizes[-1], classes * (mean_size or 1))
-        self.variance_head = nn.Linear(sizes[-1], classes)
+        self.weight_head = nn.Linear(self.hidden_features, classes)
+        self.mean_head = nn.Linear(self.hidden_features, classes * numbers_per_mean)
+        self.variance_head = nn.Linear(self.hidden_features, classes)
         if initialization == "paper":
             initialize_as_paper(self.mean_head, self.variance_head)
 
@@ -155,9 +161,10 @@ class MixtureDensityNetwork(nn.Module):
         """Apply the three heads to the output of `hidden`."""
         mean = self.mean_head(hidden)
         if self.mean_size is not None:
-            mean = mean.unflatten(1, (-1, self.mean_size))
+            mean = mean.unflatten(1, (-1, self.mean_size))  # (M, C, d)
         variance = floored_variance(self.variance_head(hidden), self.floor)
-        return IsotropicMixture(self.weight_head(hidden).log_softmax(1), mean, variance, self.dim)
+        log_weight = self.weight_head(hidden).log_softmax(1)
+        return IsotropicMixture(log_weight, mean, variance, self.dim)
 
 
 def initialize_as_paper(mean_head: nn.Linear, variance_head: nn.Linear) -> None:
@@ -175,11 +182,14 @@ def floored_variance(raw: Float[Tensor, "*shape"], floor: Floor) -> Float[Tensor
     >>> floored_variance(torch.tensor([0.0, 1.0]), "deviation")
     tensor([4., 9.])
     """
-    floored = nn.functional.elu(raw) + 2
-    return floored if floor == "variance" else floored.square()
+    at_least_one = nn.functional.elu(raw) + 2
+    if floor == "deviation":
+        return at_least_one.square()
+    return at_least_one
 
 
-def _layers(sizes: Sequence[int], activation: Activation) -> list[nn.Module]:
+def _hidden_layers(sizes: Sequence[int], activation: Activation) -> list[nn.Module]:
+    """Return one linear layer for each pair of consecutive sizes, each followed by its activation if there is one."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
         layers.append(nn.Linear(inputs, outputs))
@@ -191,17 +201,19 @@ def _layers(sizes: Sequence[int], activation: Activation) -> list[nn.Module]:
 class Components(NamedTuple):
     """K components in each of M rows: ω_k = log ‖π_k N_k‖ up to a constant per row, μ_k and v_k."""
 
-    log_norm: Float[Tensor, "M K"]
-    mean: Float[Tensor, "M K"]
+    log_norm: Float[Tensor, "M K"]  # ω
+    mean: Float[Tensor, "M K"]  # the paper's scalar μ
     variance: Float[Tensor, "M K"]
 
 
 def check_same_space(p: IsotropicMixture, q: IsotropicMixture) -> None:
     """Raise ValueError if two sets of mixtures differ in dimension or number of components."""
-    sizes = [(m.variance.shape[1], m.dim) for m in (p, q)]
-    if sizes[0] != sizes[1]:
-        one, other = (f"{counted(c, 'component')} in {counted(dim, 'dimension')}" for c, dim in sizes)
-        raise ValueError(f"cannot compare mixtures of {one} with mixtures of {other}")
+    components_p, components_q = p.variance.shape[1], q.variance.shape[1]
+    if components_p == components_q and p.dim == q.dim:
+        return
+    space_p = f"{counted(components_p, 'component')} in {counted(p.dim, 'dimension')}"
+    space_q = f"{counted(components_q, 'component')} in {counted(q.dim, 'dimension')}"
+    raise ValueError(f"cannot compare mixtures of {space_p} with mixtures of {space_q}")
 
 
 def log_norms(p: IsotropicMixture) -> Float[Tensor, "M C"]:
@@ -217,45 +229,62 @@ def prune_components(p: IsotropicMixture, dtype: torch.dtype) -> Components:
     """Drop components with negligible norm from mixtures with scalar means, keeping the same number in each row.
 
     Norms are proportional to π_k σ_k^(−n/2). In many dimensions, a few narrow components dominate, so pruning makes
-    computations over pairs or nodes much cheaper.
+    computations over pairs or nodes much cheaper. The number of kept components is a multiple of 8. Nothing is dropped
+    if that would save less than a fifth of the components.
     """
     log_norm: Tensor = _ScaleFree.apply(log_norms(p))  # type: ignore[no-untyped-call]
     unpruned = Components(log_norm.to(dtype), p.mean.to(dtype), p.variance.to(dtype))
     rows, components = log_norm.shape
     if rows == 0 or components == 1:
         return unpruned
-    count = (log_norm > math.log(PRUNED_NORM[dtype] / components)).sum(1).amax()
-    kept = max(8, math.ceil(int(count) / 8) * 8)
+    # The largest norm of each row is 1. The norms of all dropped components then add up to at most PRUNED_NORM.
+    matters = log_norm > math.log(PRUNED_NORM[dtype] / components)
+    most_in_a_row = int(matters.sum(1).amax())
+    kept = max(8, math.ceil(most_in_a_row / 8) * 8)
     if kept > 0.8 * components:
         return unpruned
-    heaviest = unpruned.log_norm.topk(kept).indices
-    log_norm, mean, variance = (x.gather(1, heaviest) for x in unpruned)
-    return Components(log_norm + 0 * p.mean.sum(1, keepdim=True), mean, variance)  # propagates NaN from pruned means
+    heaviest = unpruned.log_norm.topk(kept).indices  # (M, K)
+    pruned = Components._make(x.gather(1, heaviest) for x in unpruned)
+    nan_of_dropped_means = 0 * p.mean.sum(1, keepdim=True)  # a NaN must reach the similarity, also from a dropped mean
+    return pruned._replace(log_norm=pruned.log_norm + nan_of_dropped_means)
 
 
 def variance_term(v_a: Tensor, v_b: Tensor) -> Tensor:
     """Return −½ log(2σσ'/S), S = v + v', without taking the logarithm of a number close to one.
 
-    2σσ'/S = (1 − t)/(1 + t) with t = ((σ − σ')/(σ + σ'))², hence ½ log = −atanh t.
+    2σσ'/S = (1 − t)/(1 + t) with t = ((σ − σ')/(σ + σ'))², hence ½ log = −atanh t. The ratio is computed as
+    (v − v')/(σ + σ')², because the difference of two rounded roots has fewer correct digits.
     """
-    return torch.atanh(((v_a - v_b) / (v_a.sqrt() + v_b.sqrt()).square()).square())
+    ratio = (v_a - v_b) / (v_a.sqrt() + v_b.sqrt()).square()
+    return torch.atanh(ratio.square())
 
 
 def cap_at_one(similarity: Tensor) -> Tensor:
     """Cap values that rounding pushed above one, without the zero gradient of a clamp."""
-    return similarity - (similarity - 1).clamp(min=0).detach()
+    excess = (similarity - 1).clamp(min=0).detach()
+    return similarity - excess
 
 
 def empty_similarity(p: IsotropicMixture, q: IsotropicMixture) -> Float[Tensor, "M P"]:
-    """Return an empty similarity matrix for mixtures without rows, connected to the autograd graph."""
-    sums = [x.flatten(1).sum(1)[:, None] for m in (p, q) for x in (m.log_weight, m.mean, m.variance)]
-    return sum(sums[:3]) * sum(sums[3:]).T  # type: ignore[union-attr]  # a sum of tensors
+    """Return an empty similarity matrix for mixtures without rows, connected to the autograd graph.
+
+    The product of a column of p and a row of q has the right shape and depends on every parameter. p, q or both have no
+    rows, so the matrix has no elements.
+    """
+    return _sum_of_parameters(p) * _sum_of_parameters(q).T
+
+
+def _sum_of_parameters(p: IsotropicMixture) -> Float[Tensor, "M 1"]:
+    """Return the sum of all parameters of each mixture."""
+    log_weight, mean, variance = (x.flatten(1).sum(1, keepdim=True) for x in (p.log_weight, p.mean, p.variance))
+    return log_weight + mean + variance
 
 
 def set_diagonal_to_one(similarity: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
     """Set the diagonal to a constant 1, so its rounding errors contribute no gradient; NaNs are kept."""
     diagonal = similarity.diagonal()
-    return similarity - torch.diag(diagonal - torch.where(diagonal.isnan(), diagonal, 1).detach())
+    target = torch.where(diagonal.isnan(), diagonal, 1).detach()
+    return similarity - torch.diag(diagonal - target)
 
 
 def slices(length: int, step: int) -> list[slice]:

@@ -45,9 +45,15 @@ def cosines(a: Float[Tensor, "M Q"], b: Float[Tensor, "P Q"] | None) -> Float[Te
 
 
 def bytes_needed(sides: list[Components], grid: Grid) -> int:
-    """Estimate the peak memory of feature vectors, unit vectors, their gradients, one block, parameters and results."""
-    rows, parameters = sum(len(side.mean) for side in sides), sum(side.mean.numel() for side in sides)
-    elements = 4 * rows * grid.nodes + 5 * BLOCK + 32 * parameters + 8 * len(sides[0].mean) * len(sides[-1].mean)
+    """Estimate the peak memory of feature vectors, unit vectors, their gradients, one block, parameters and results.
+
+    The factors are upper bounds on the number of tensors of each kind that exist at the same time. A single side is
+    compared with itself.
+    """
+    rows = sum(len(side.mean) for side in sides)
+    parameters = sum(side.mean.numel() for side in sides)
+    results = len(sides[0].mean) * len(sides[-1].mean)
+    elements = 4 * rows * grid.nodes + 5 * BLOCK + 32 * parameters + 8 * results
     return elements * sides[0].variance.dtype.itemsize
 
 
@@ -66,13 +72,16 @@ class _Cosines(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor | None) -> Tensor:
+        # Both lengths come first: they need a temporary copy in float64, and no unit vectors exist yet.
         length_a = _lengths(a)
         length_b = length_a if b is None else _lengths(b)
         unit_a = a / length_a
         unit_b = unit_a if b is None else b / length_b
         # In float32, a sum over tens of thousands of nodes is more accurate as a sum of partial sums.
         pieces = zip(torch.split(unit_a, PIECE, 1), torch.split(unit_b, PIECE, 1), strict=True)
-        cosine = sum((x @ y.T for x, y in pieces), a.new_zeros(len(unit_a), len(unit_b)))
+        cosine = a.new_zeros(len(unit_a), len(unit_b))
+        for piece_a, piece_b in pieces:
+            cosine += piece_a @ piece_b.T
         ctx.symmetric = b is None
         ctx.save_for_backward(unit_a, unit_b, length_a, length_b, cosine)
         return cosine
@@ -82,18 +91,35 @@ class _Cosines(torch.autograd.Function):
     @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         unit_a, unit_b, length_a, length_b, cosine = ctx.saved_tensors
-
-        def gradient(unit: Tensor, others: Tensor, length: Tensor, upstream: Tensor, cosine: Tensor) -> Tensor:
-            along = (upstream * cosine).sum(1, keepdim=True)  # the length of a vector does not change its cosines
-            return (upstream @ others).addcmul_(unit, along, value=-1).div_(length)
-
-        if ctx.symmetric:
-            return gradient(unit_a, unit_a, length_a, grad + grad.T, cosine), None
+        if ctx.symmetric:  # the same vectors are on both sides
+            return _gradient_of_vectors(grad + grad.T, cosine, unit_a, length_a, unit_a), None
         needs_a, needs_b = ctx.needs_input_grad
-        return (
-            gradient(unit_a, unit_b, length_a, grad, cosine) if needs_a else None,
-            gradient(unit_b, unit_a, length_b, grad.T, cosine.T) if needs_b else None,
-        )
+        grad_a = grad_b = None
+        if needs_a:
+            grad_a = _gradient_of_vectors(grad, cosine, unit_a, length_a, unit_b)
+        if needs_b:
+            grad_b = _gradient_of_vectors(grad.T, cosine.T, unit_b, length_b, unit_a)
+        return grad_a, grad_b
+
+
+def _gradient_of_vectors(
+    grad: Float[Tensor, "M P"],
+    cosine: Float[Tensor, "M P"],
+    unit: Float[Tensor, "M Q"],
+    length: Float[Tensor, "M 1"],
+    others: Float[Tensor, "P Q"],
+) -> Float[Tensor, "M Q"]:
+    """Return dL/dP_i = Σ_j (dL/dcos_ij) (P̂_j − cos_ij P̂_i) / ‖P_i‖ for the vectors P_i = `length` · `unit`.
+
+    `others` are the unit vectors P̂_j. The part along P̂_i is subtracted, because the length of a vector does not change
+    its cosines.
+    """
+    along = (grad * cosine).sum(1, keepdim=True)
+    gradient = grad @ others
+    # In place, because feature vectors are the largest tensors.
+    gradient.addcmul_(unit, along, value=-1)
+    gradient.div_(length)
+    return gradient
 
 
 def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
@@ -115,11 +141,12 @@ class _Features(torch.autograd.Function):
     def forward(ctx: Any, grid: Grid, *tensors: Tensor) -> Tensor:
         ctx.grid = grid
         ctx.save_for_backward(*tensors)
-        shapes = _shapes(Components(*tensors), grid)
-        vectors = tensors[0].new_zeros(len(tensors[0]), grid.nodes)
-        for rows, components in _blocks(shapes, grid):
-            block = _Shapes(*(x[rows, components] for x in shapes))
-            vectors[rows] += _map(block, *_axes(shapes, grid))
+        c = Components(*tensors)
+        profiles = _profiles(c, grid)
+        nodes = _nodes(grid, profiles.height)
+        vectors = c.log_norm.new_zeros(len(c.log_norm), grid.nodes)
+        for rows, components in _blocks(c, grid):
+            vectors[rows] += _sum_of_components(profiles.block(rows, components), nodes)
         return vectors
 
     @staticmethod
@@ -127,103 +154,163 @@ class _Features(torch.autograd.Function):
     @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grid, c = ctx.grid, Components(*ctx.saved_tensors)
-        shapes = _shapes(c, grid)
-        moment_0, moment_1, moment_2, moment_across = sums = [torch.empty_like(c.mean) for _ in range(4)]
-        for rows, components in _blocks(shapes, grid):
-            block = _Shapes(*(x[rows, components] for x in shapes))
-            parts = _moments(grad[rows], block, *_axes(shapes, grid))
-            for total, part in zip(sums, parts, strict=True):
-                total[rows, components] = part
-        d_mean = (2 * grid.dim / c.variance).sqrt() * moment_1
-        d_variance = (moment_2 - grid.power * moment_0 + moment_across) / c.variance
-        return None, moment_0, d_mean, d_variance
+        profiles = _profiles(c, grid)
+        nodes = _nodes(grid, profiles.height)
+        zeroth, first, second, across = (torch.empty_like(c.mean) for _ in _Moments._fields)
+        for rows, components in _blocks(c, grid):
+            moments = _moments(grad[rows], profiles.block(rows, components), nodes)
+            zeroth[rows, components] = moments.zeroth
+            first[rows, components] = moments.first
+            second[rows, components] = moments.second
+            across[rows, components] = moments.across
+        d_mean = (2 * grid.dim / c.variance).sqrt() * first  # dx/dμ = √n
+        d_variance = (second - grid.power * zeroth + across) / c.variance
+        return None, zeroth, d_mean, d_variance
 
 
-class _Shapes(NamedTuple):
-    """Components in units of the grid.
+class _Profiles(NamedTuple):
+    """Shapes of K components in each of R rows, in units of the grid.
 
-    `node` is the index of the node nearest to the mean along the line. `rest` (its offset from the mean) and `scale`
-    (the step) are in units of √2 σ, which keeps t = (u − x)/√(2v) accurate. `middle` is the mode across the line.
+    Measuring from the nearest node, in units of √2 σ, keeps t = (u − x)/√(2v) accurate in float32.
     """
 
-    factor: Float[Tensor, "M K"]
-    node: Float[Tensor, "M K"]
-    rest: Float[Tensor, "M K"]
-    scale: Float[Tensor, "M K"]
-    middle: Float[Tensor, "M K"]
+    height: Float[Tensor, "R K"]  # exp(ω), times the peaks of a and g, times the quadrature weight
+    nearest_node: Float[Tensor, "R K"]  # index of the node along the line that is nearest to the mean x
+    offset: Float[Tensor, "R K"]  # position of the nearest node relative to x, in units of √2 σ
+    step: Float[Tensor, "R K"]  # distance of two nodes along the line, in units of √2 σ
+    middle: Float[Tensor, "R K"]  # log-distance y at the peak of g, in float64
+
+    def block(self, rows: slice, components: slice) -> "_Profiles":
+        """Return the profiles of a few components in a few rows."""
+        return _Profiles._make(x[rows, components] for x in self)
 
 
-def _shapes(c: Components, grid: Grid) -> _Shapes:
-    dtype, along = c.variance.dtype, grid.along
+class _Nodes(NamedTuple):
+    """Nodes of a grid, as tensors on the device of the components."""
+
+    along: Float[Tensor, "Qu"]  # indices 0, 1, 2, …
+    across: Float[Tensor, "Qy"] | None  # log-distances y in float64; None in one dimension
+    sharpness: float
+
+
+class _Moments(NamedTuple):
+    """Inner products ⟨dP, f a g⟩ of a gradient with every component, for four factors f."""
+
+    zeroth: Float[Tensor, "R K"]  # f = 1
+    first: Float[Tensor, "R K"]  # f = t
+    second: Float[Tensor, "R K"]  # f = t²
+    across: Float[Tensor, "R K"]  # f = sharpness (e^2ξ − 1)
+
+
+def _profiles(c: Components, grid: Grid) -> _Profiles:
+    """Compute the shapes of components in float64, because √n μ and ω are large and only their decimals matter."""
+    dtype = c.variance.dtype
     mean, variance = to_float64(c.mean), to_float64(c.variance)
-    offset = math.sqrt(grid.dim) * mean - along.first
-    node = (offset / along.step).round()
+    power, step = grid.power, grid.along.step
+
+    position = math.sqrt(grid.dim) * mean - grid.along.first  # x, measured from the first node
+    nearest_node = (position / step).round()
     width = (2 * variance).sqrt()
-    log_factor = c.log_norm - grid.power * (4 * math.pi * grid.power / along.step**2 * variance).log()
+    offset = (nearest_node * step - position) / width
+
+    # The quadrature multiplies both a and g by step^(2 · power), the root of the step if components have unit norm.
+    log_height = c.log_norm - power * (4 * math.pi * power / step**2 * variance).log()
     middle = torch.zeros_like(variance)
     if grid.across:
-        middle = 0.5 * variance.log() + middle_across(grid.dim, grid.power)
-        log_factor += 2 * grid.power * (_log_mass_across(grid.dim - 1) + math.log(grid.across.step))
-    rest, scale = (node * along.step - offset) / width, along.step / width
-    factor, node, rest, scale = (x.to(dtype) for x in (log_factor.exp(), node, rest, scale))
-    return _Shapes(factor, node, rest, scale, middle)
+        middle = 0.5 * variance.log() + middle_across(grid.dim, power)
+        log_height += 2 * power * (_log_peak_across(grid.dim - 1) + math.log(grid.across.step))
+    return _Profiles(
+        height=log_height.exp().to(dtype),
+        nearest_node=nearest_node.to(dtype),
+        offset=offset.to(dtype),
+        step=(step / width).to(dtype),
+        middle=middle,
+    )
 
 
-def _log_mass_across(m: int) -> float:
+def _log_peak_across(m: int) -> float:
     """Return log c such that c exp(−(m/2)(e^2ξ − 1 − 2ξ)) has unit mass and its root therefore has unit norm."""
     return math.log(2) - math.lgamma(m / 2) + m / 2 * (math.log(m / 2) - 1)
 
 
-def _axes(shapes: _Shapes, grid: Grid) -> tuple[Tensor, Tensor | None, float]:
-    """Return the node indices along the line, the node positions across it, and the sharpness."""
-    indices = torch.arange(grid.along.nodes, device=shapes.node.device, dtype=shapes.node.dtype)
-    return indices, grid.across.positions(shapes.node) if grid.across else None, grid.sharpness
+def _nodes(grid: Grid, like: Tensor) -> _Nodes:
+    """Return the nodes of a grid on the device of `like`; indices along the line also have its dtype."""
+    indices = torch.arange(grid.along.nodes, device=like.device, dtype=like.dtype)
+    if grid.across is None:
+        return _Nodes(indices, None, grid.sharpness)
+    return _Nodes(indices, grid.across.positions(like), grid.sharpness)
 
 
-def _blocks(shapes: _Shapes, grid: Grid) -> Iterator[tuple[slice, slice]]:
+def _blocks(c: Components, grid: Grid) -> Iterator[tuple[slice, slice]]:
     """Yield slices of rows and components with at most `BLOCK` values along either grid axis."""
-    longer = max(grid.along.nodes, grid.across.nodes if grid.across else 1)
-    (rows, components), fit = shapes.node.shape, max(1, BLOCK // longer)
-    return itertools.product(slices(rows, max(1, fit // components)), slices(components, fit))
+    longest_axis = grid.along.nodes
+    if grid.across:
+        longest_axis = max(longest_axis, grid.across.nodes)
+    rows, components = c.mean.shape
+    components_per_block = max(1, BLOCK // longest_axis)
+    rows_per_block = max(1, components_per_block // components)  # several rows only if all their components fit
+    return itertools.product(slices(rows, rows_per_block), slices(components, components_per_block))
 
 
-def _profile_along(s: _Shapes, indices: Tensor) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
-    """Return exp(−t²) and t."""
-    t = (indices - s.node[:, :, None]).mul_(s.scale[:, :, None]).add_(s.rest[:, :, None])
-    return t.square().neg_().clamp_(min=LEAST_EXPONENT[t.dtype]).exp_(), t
+def _profile_along(profiles: _Profiles, nodes: _Nodes) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
+    """Return exp(−t²) and t at every node along the line, where t = (u − x)/√(2v)."""
+    # In place, because these tensors have the size of a block.
+    t = nodes.along - profiles.nearest_node[:, :, None]
+    t *= profiles.step[:, :, None]
+    t += profiles.offset[:, :, None]
+    exponent = t.square().neg_()
+    exponent.clamp_(min=LEAST_EXPONENT[t.dtype])
+    return exponent.exp_(), t
 
 
-def _profile_across(
-    s: _Shapes, positions: Tensor | None, sharpness: float
-) -> tuple[Float[Tensor, "R K Qy"], Float[Tensor, "R K Qy"]]:
-    """Return factor · exp(−sharpness (e^2ξ − 1 − 2ξ)), and sharpness (e^2ξ − 1).
+def _profile_across(profiles: _Profiles, nodes: _Nodes) -> tuple[Float[Tensor, "R K Qy"], Float[Tensor, "R K Qy"]]:
+    """Return height · exp(−s (e^2ξ − 1 − 2ξ)) and s (e^2ξ − 1) at every node across the line.
 
-    Both are small differences between large numbers, so they need float64 and e^2ξ as a product of two exponentials.
+    Here s is the sharpness, and ξ = y − middle is the log-distance from the peak. Both results are small differences
+    of large numbers, so they are computed in float64. In one dimension there is one node, with ξ = 0.
     """
-    factor = s.factor
-    if positions is None:
-        return factor[:, :, None], torch.zeros_like(factor[:, :, None])
-    growth = (sharpness * (2 * positions).exp()) * (-2 * s.middle).exp()[:, :, None]
-    exponent = ((1 + 2 * positions) * sharpness - (2 * sharpness * s.middle)[:, :, None]).sub_(growth)
-    across = exponent.clamp_(min=LEAST_EXPONENT[factor.dtype]).to(factor.dtype).exp_().mul_(factor[:, :, None])
-    return across, growth.sub_(sharpness).to(factor.dtype)
+    height = profiles.height[:, :, None]
+    if nodes.across is None:
+        return height, torch.zeros_like(height)
+    y, s = nodes.across, nodes.sharpness
+    # e^2ξ = e^2y e^(−2 middle) needs no exponential for every pair of a component and a node.
+    growth = (s * (2 * y).exp()) * (-2 * profiles.middle).exp()[:, :, None]  # s e^2ξ
+    linear = (1 + 2 * y) * s - (2 * s * profiles.middle)[:, :, None]  # s (1 + 2ξ)
+    # In place, because these tensors have the size of a block.
+    exponent = linear.sub_(growth)
+    exponent.clamp_(min=LEAST_EXPONENT[height.dtype])
+    across = exponent.to(height.dtype).exp_()
+    across *= height
+    slope = growth.sub_(s)
+    return across, slope.to(height.dtype)
 
 
-def _map(s: _Shapes, indices: Tensor, positions: Tensor | None, sharpness: float) -> Float[Tensor, "R Q"]:
-    """Return the contribution of a block to the feature vectors of its rows."""
-    along, _ = _profile_along(s, indices)
-    across, _ = _profile_across(s, positions, sharpness)
+def _sum_of_components(profiles: _Profiles, nodes: _Nodes) -> Float[Tensor, "R Q"]:
+    """Return Σ_k exp(ω_k) a_k(u) g_k(y) at every node of the grid, over the components of a block."""
+    along, _ = _profile_along(profiles, nodes)  # (R, K, Qu)
+    across, _ = _profile_across(profiles, nodes)  # (R, K, Qy)
     return torch.bmm(along.mT, across).flatten(1)
 
 
-def _moments(
-    grad: Float[Tensor, "R Q"], s: _Shapes, indices: Tensor, positions: Tensor | None, sharpness: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ⟨dP, f ag⟩ for f = 1, t, t² and sharpness (e^2ξ − 1), for each component of a block."""
-    along, t = _profile_along(s, indices)
-    across, growth = _profile_across(s, positions, sharpness)
-    grad = grad.reshape(len(grad), len(indices), -1)
-    moment_0 = torch.bmm(across, grad.mT).mul_(along)
-    moment_1 = moment_0 * t
-    moment_across = torch.bmm(along, grad).mul_(across).mul_(growth)
-    return moment_0.sum(2), moment_1.sum(2), moment_1.mul_(t).sum(2), moment_across.sum(2)
+def _moments(grad: Float[Tensor, "R Q"], profiles: _Profiles, nodes: _Nodes) -> _Moments:
+    """Return the inner products of the gradient with every component of a block.
+
+    All but one are summed over y first, which is a matrix product, and then over u. The last one is summed in the
+    opposite order.
+    """
+    along, t = _profile_along(profiles, nodes)
+    across, slope = _profile_across(profiles, nodes)  # slope = s (e^2ξ − 1)
+    grad_on_grid = grad.reshape(len(grad), len(nodes.along), -1)  # (R, Qu, Qy)
+
+    over_u = torch.bmm(across, grad_on_grid.mT)  # (R, K, Qu)
+    over_u *= along
+    zeroth = over_u.sum(2)
+    over_u *= t
+    first = over_u.sum(2)
+    over_u *= t
+    second = over_u.sum(2)
+
+    over_y = torch.bmm(along, grad_on_grid)  # (R, K, Qy)
+    over_y *= across
+    over_y *= slope
+    return _Moments(zeroth, first, second, over_y.sum(2))

@@ -40,7 +40,8 @@ class KernelMixture:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.mean.shape[:2] != self.logit.shape or self.variance.shape != self.mean.shape:
+        shapes_match = self.mean.shape[:2] == self.logit.shape and self.variance.shape == self.mean.shape
+        if not shapes_match:
             raise ValueError(
                 f"logit {tuple(self.logit.shape)}, mean {tuple(self.mean.shape)} and variance "
                 f"{tuple(self.variance.shape)} must have matching numbers of rows, kernels and coordinates"
@@ -48,7 +49,8 @@ class KernelMixture:
         if self.mean.shape[2] not in (1, self.dim):
             raise ValueError(f"`mean` must have 1 or dim={self.dim} coordinates per kernel, got {self.mean.shape[2]}")
         for name in ("logit", "mean", "variance"):
-            object.__setattr__(self, name, at_least_float32(getattr(self, name)))
+            converted = at_least_float32(getattr(self, name))
+            object.__setattr__(self, name, converted)  # the only way to set a field of a frozen dataclass
 
     @property
     def log_weight(self) -> Float[Tensor, "M C"]:
@@ -72,9 +74,10 @@ class KernelMixture:
         if self.repeats == 1:
             return -0.5 * ((z[:, None] - mean).square() / variance).sum(2)
         # ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)² needs no (M, C, n) tensor.
-        center = z.mean(1, keepdim=True)
-        distance = (z - center).square().sum(1, keepdim=True) + self.dim * (center - mean[:, :, 0]).square()
-        return -0.5 * distance / variance[:, :, 0]
+        center = z.mean(1, keepdim=True)  # z̄
+        across_line = (z - center).square().sum(1, keepdim=True)
+        squared_distance = across_line + self.dim * (center - mean[:, :, 0]).square()
+        return -0.5 * squared_distance / variance[:, :, 0]
 
 
 class KernelHeads(nn.Module):
@@ -106,10 +109,14 @@ class KernelHeads(nn.Module):
         initialization: Initialization = "paper",
     ) -> None:
         super().__init__()
-        isotropic = covariance == "isotropic"
-        self.dim = in_features if isotropic else reduced_size
-        self.coordinates = 1 if isotropic else reduced_size
-        self.reduction = nn.Identity() if isotropic else nn.Linear(in_features, reduced_size)
+        if covariance == "isotropic":
+            self.dim = in_features
+            self.coordinates = 1
+            self.reduction: nn.Module = nn.Identity()
+        else:
+            self.dim = reduced_size
+            self.coordinates = reduced_size
+            self.reduction = nn.Linear(in_features, reduced_size)
         self.logit_head = nn.Linear(self.dim, classes)
         self.mean_head = nn.Linear(self.dim, classes * self.coordinates)
         self.variance_head = nn.Linear(self.dim, classes * self.coordinates)
@@ -128,8 +135,11 @@ class KernelHeads(nn.Module):
     @full_precision
     def mixture(self, z: Float[Tensor, "M n"]) -> KernelMixture:
         """Apply the three heads to the output of `reduction`."""
-        mean, raw = (head(z).unflatten(1, (-1, self.coordinates)) for head in (self.mean_head, self.variance_head))
-        return KernelMixture(self.logit_head(z), mean, floored_variance(raw, "variance"), self.dim)
+        by_kernel = (-1, self.coordinates)  # (C, d)
+        mean = self.mean_head(z).unflatten(1, by_kernel)
+        unconstrained = self.variance_head(z).unflatten(1, by_kernel)
+        variance = floored_variance(unconstrained, "variance")
+        return KernelMixture(self.logit_head(z), mean, variance, self.dim)
 
 
 @full_precision
@@ -157,13 +167,14 @@ def kernel_bhattacharyya(
     tensor([[1.0000, 0.6065]])
     """
     q = q or p
-    if (p.mean.shape[1:], p.dim) != (q.mean.shape[1:], q.dim):
+    shape_p, shape_q = p.mean.shape[1:], q.mean.shape[1:]  # (C, d)
+    if shape_p != shape_q or p.dim != q.dim:
         raise ValueError(
-            f"cannot compare kernels of shape {tuple(p.mean.shape[1:])} in {counted(p.dim, 'dimension')} "
-            f"with kernels of shape {tuple(q.mean.shape[1:])} in {q.dim}"
+            f"cannot compare kernels of shape {tuple(shape_p)} in {counted(p.dim, 'dimension')} "
+            f"with kernels of shape {tuple(shape_q)} in {q.dim}"
         )
-    label = present.nonzero()[:, 1]
-    scale = distance_scale * p.repeats
+    label = present.nonzero()[:, 1]  # (T,): the class of each selected kernel
+    scale = distance_scale * p.repeats  # an isotropic kernel stores one of `dim` equal terms
     coefficients: Tensor = _Coefficients.apply(  # type: ignore[no-untyped-call]
         scale, label, p.mean[present], p.variance[present], q.mean, q.variance
     )
@@ -189,9 +200,11 @@ class _Coefficients(torch.autograd.Function):
     ) -> Float[Tensor, "T P"]:
         coefficients = mean.new_empty(len(mean), len(means))
         for rows in _blocks(mean, means):
-            v, w = variance[rows, None], variances[:, label[rows]].transpose(0, 1)
-            distance = (mean[rows, None] - means[:, label[rows]].transpose(0, 1)).square() / (4 * (v + w))
-            coefficients[rows] = (-scale * (variance_term(v, w) + distance).sum(2)).exp()
+            classes = label[rows]
+            v, v_others = variance[rows, None], _same_class(variances, classes)  # (R, 1, d) and (R, P, d)
+            distance_term = (mean[rows, None] - _same_class(means, classes)).square() / (4 * (v + v_others))
+            distance = (variance_term(v, v_others) + distance_term).sum(2)
+            coefficients[rows] = (-scale * distance).exp()
         ctx.scale = scale
         ctx.save_for_backward(label, mean, variance, means, variances, coefficients)
         return coefficients
@@ -201,19 +214,30 @@ class _Coefficients(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         label, mean, variance, means, variances, coefficients = ctx.saved_tensors
         quarter_f = (ctx.scale / 4 * grad * coefficients)[:, :, None]  # F/4
-        d_mean, d_variance, d_means, d_variances = map(torch.zeros_like, (mean, variance, means, variances))
+        d_mean, d_variance = torch.zeros_like(mean), torch.zeros_like(variance)
+        d_means, d_variances = torch.zeros_like(means), torch.zeros_like(variances)
         for rows in _blocks(mean, means):
             classes = label[rows]
-            v, w = variance[rows, None], variances[:, classes].transpose(0, 1)
-            total = v + w
-            slope = (mean[rows, None] - means[:, classes].transpose(0, 1)) / total  # δ/S
-            mean_pairs = 2 * quarter_f[rows] * slope
-            square_pairs, variance_pairs = quarter_f[rows] * slope.square(), quarter_f[rows] * (w - v) / total
-            d_mean[rows], d_variance[rows] = -mean_pairs.sum(1), (square_pairs + variance_pairs / v).sum(1)
-            d_means.index_add_(1, classes, mean_pairs.transpose(0, 1))
-            d_variances.index_add_(1, classes, (square_pairs - variance_pairs / w).transpose(0, 1))
+            v, v_others = variance[rows, None], _same_class(variances, classes)  # (R, 1, d) and (R, P, d)
+            total = v + v_others  # S
+            slope = (mean[rows, None] - _same_class(means, classes)) / total  # δ/S
+            mean_terms = 2 * quarter_f[rows] * slope  # F δ/2S
+            square_terms = quarter_f[rows] * slope.square()  # F δ²/4S²
+            variance_terms = quarter_f[rows] * (v_others - v) / total  # F (v' − v)/4S
+            d_mean[rows] = -mean_terms.sum(1)
+            d_variance[rows] = (square_terms + variance_terms / v).sum(1)
+            d_means.index_add_(1, classes, mean_terms.transpose(0, 1))
+            d_variances.index_add_(1, classes, (square_terms - variance_terms / v_others).transpose(0, 1))
         return None, None, d_mean, d_variance, d_means, d_variances
 
 
+def _same_class(values: Float[Tensor, "P C d"], classes: Int[Tensor, "R"]) -> Float[Tensor, "R P d"]:
+    """Return the values of all P mixtures for the class of each row."""
+    return values[:, classes].transpose(0, 1)
+
+
 def _blocks(mean: Float[Tensor, "T d"], means: Float[Tensor, "P C d"]) -> list[slice]:
-    return slices(len(mean), max(1, BLOCK // max(1, len(means) * mean.shape[1])))
+    """Return slices of the T rows for which all (R, P, d) tensors have at most `BLOCK` elements."""
+    rows, coordinates = mean.shape
+    elements_per_row = max(1, len(means) * coordinates)
+    return slices(rows, max(1, BLOCK // elements_per_row))

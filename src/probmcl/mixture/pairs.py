@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,13 +18,16 @@ TILE = 2**18
 
 def inner_products(a: Components, b: Components | None, dim: int) -> Float[Tensor, "M P"]:
     """Return ⟨p_i, q_j⟩ = Σ_kl exp(ω_ik + ω'_jl) κ_kl; `b` defaults to `a`, which halves the cost."""
-    product: Tensor = _Inner.apply(dim, b is None, *(x[None] for x in (*a, *(b or a))))  # type: ignore[no-untyped-call]
+    symmetric = b is None
+    one_batch = [x[None] for x in (*a, *(b or a))]
+    product: Tensor = _Inner.apply(dim, symmetric, *one_batch)  # type: ignore[no-untyped-call]
     return product[0]
 
 
 def squares(a: Components, dim: int) -> Float[Tensor, "M"]:
     """Return ⟨p_i, p_i⟩ for each row."""
-    product: Tensor = _Inner.apply(dim, False, *(x[:, None] for x in (*a, *a)))  # type: ignore[no-untyped-call]
+    batch_per_row = [x[:, None] for x in (*a, *a)]
+    product: Tensor = _Inner.apply(dim, False, *batch_per_row)  # type: ignore[no-untyped-call]
     return product.flatten()
 
 
@@ -41,79 +44,117 @@ class _Inner(torch.autograd.Function):
     def forward(ctx: Any, dim: int, symmetric: bool, *tensors: Tensor) -> Tensor:
         ctx.dim, ctx.symmetric = dim, symmetric
         ctx.save_for_backward(*tensors)
-        a, b = tensors[:3], tensors[3:]
-        inner = a[0].new_zeros(a[0].shape[0], a[0].shape[1], b[0].shape[1])
-        for batch, rows, columns, components in _tiles(a[0], b[0], symmetric):
-            tile = _Tile([x[batch, rows, components] for x in a], [x[batch, columns] for x in b], dim)
-            part = tile.product.sum((3, 4))
-            inner[batch, rows, columns] += part
+        a, b = Components(*tensors[:3]), Components(*tensors[3:])
+        batches, rows_a, _ = a.mean.shape
+        inner = a.mean.new_zeros(batches, rows_a, b.mean.shape[1])
+        for part in _parts(a, b, symmetric):
+            batch, rows, columns, _ = part
+            block = _tile(a, b, part, dim).product.sum((3, 4))
+            inner[batch, rows, columns] += block
             if symmetric and rows != columns:
-                inner[batch, columns, rows] += part.mT
+                inner[batch, columns, rows] += block.mT
         return inner
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        a, b = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
+        a, b = Components(*ctx.saved_tensors[:3]), Components(*ctx.saved_tensors[3:])
         grad_a = [torch.zeros_like(x) for x in a]
+        # If both sides are the same, the gradients of both are added up in one place.
         grad_b = grad_a if ctx.symmetric else [torch.zeros_like(x) for x in b]
-        for batch, rows, columns, components in _tiles(a[0], b[0], ctx.symmetric):
-            tile_grad = grad[batch, rows, columns]
+        for part in _parts(a, b, ctx.symmetric):
+            batch, rows, columns, components = part
+            block_grad = grad[batch, rows, columns]
             if ctx.symmetric and rows != columns:
-                tile_grad = tile_grad + grad[batch, columns, rows].mT
-            tile = _Tile([x[batch, rows, components] for x in a], [x[batch, columns] for x in b], ctx.dim)
-            tile_a, tile_b = tile.gradients(tile_grad)
-            for total, part in zip(grad_a, tile_a, strict=True):
-                total[batch, rows, components] += part
-            for total, part in zip(grad_b, tile_b, strict=True):
-                total[batch, columns] += part
-        return (None, None, *grad_a, *((None,) * 3 if ctx.symmetric else grad_b))
+                block_grad = block_grad + grad[batch, columns, rows].mT
+            tile_a, tile_b = _tile(a, b, part, ctx.dim).gradients(block_grad)
+            for total, addend in zip(grad_a, tile_a, strict=True):
+                total[batch, rows, components] += addend
+            for total, addend in zip(grad_b, tile_b, strict=True):
+                total[batch, columns] += addend
+        if ctx.symmetric:
+            return None, None, *grad_a, None, None, None
+        return None, None, *grad_a, *grad_b
+
+
+class _Part(NamedTuple):
+    """The part of all pairs of components in one tile: these components of rows of `a`, and all of columns of `b`."""
+
+    batch: slice
+    rows: slice
+    columns: slice
+    components: slice
+
+
+def _parts(a: Components, b: Components, symmetric: bool) -> Iterator[_Part]:
+    """Divide all pairs of components into parts of at most `TILE` pairs; `symmetric` skips those below the diagonal."""
+    batches, rows, components = a.mean.shape
+    _, columns, other_components = b.mean.shape
+    component_slices = slices(components, max(1, TILE // other_components))
+    row_pairs = max(1, TILE // (components * other_components))  # pairs of rows that fit into a tile
+
+    if symmetric:
+        all_batches = slice(0, batches)  # there is one batch
+        row_slices = slices(rows, math.isqrt(row_pairs))
+        for upper, lower in itertools.combinations_with_replacement(row_slices, 2):
+            for component_slice in component_slices:
+                yield _Part(all_batches, upper, lower, component_slice)
+        return
+
+    step_columns = min(columns, row_pairs)
+    step_rows = min(rows, max(1, row_pairs // step_columns))
+    step_batches = max(1, row_pairs // (step_columns * step_rows))
+    batch_slices, row_slices = slices(batches, step_batches), slices(rows, step_rows)
+    column_slices = slices(columns, step_columns)
+    for part in itertools.product(batch_slices, row_slices, column_slices, component_slices):
+        yield _Part(*part)
+
+
+def _tile(a: Components, b: Components, part: _Part, dim: int) -> "_Tile":
+    """Compare the components of one part."""
+    part_of_a = Components._make(x[part.batch, part.rows, part.components] for x in a)
+    part_of_b = Components._make(x[part.batch, part.columns] for x in b)
+    return _Tile(part_of_a, part_of_b, dim)
 
 
 class _Tile:
-    """All pairs of components of a few rows from each side, as (B, R, P, K, K') tensors."""
+    """All pairs of components of a few rows from each side, as (B, R, P, K, K') tensors.
 
-    def __init__(self, a: list[Tensor], b: list[Tensor], dim: int) -> None:
+    `product` is exp(ω + ω') κ.
+    """
+
+    def __init__(self, a: Components, b: Components, dim: int) -> None:
         log_a, mean_a, self.v_a = (x[:, :, None, :, None] for x in a)
         log_b, mean_b, self.v_b = (x[:, None, :, None, :] for x in b)
         self.dim = dim
-        self.sum = self.v_a + self.v_b
-        self.shift = mean_a - mean_b
+        self.sum = self.v_a + self.v_b  # S
+        self.shift = mean_a - mean_b  # d
         log_kappa = -dim * (variance_term(self.v_a, self.v_b) + self.shift.square() / (2 * self.sum))
         log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower when it underflows
-        self.product = log_kappa.exp_().mul_(log_a.exp()).mul_(log_b.exp())
+        self.product = log_kappa.exp_()
+        self.product *= log_a.exp()
+        self.product *= log_b.exp()
 
-    def gradients(self, grad: Float[Tensor, "B R P"]) -> tuple[list[Tensor], list[Tensor]]:
+    def gradients(self, grad: Float[Tensor, "B R P"]) -> tuple[Components, Components]:
         """Return the contribution of this tile to the gradients of ω, μ, v and of ω', μ', v'."""
         weighted = self.product * grad[:, :, :, None, None]  # F
         slope = self.shift / self.sum  # d/S
-        mean_pairs = weighted * slope
-        square_pairs = mean_pairs * slope
-        variance_pairs = weighted * (self.v_b - self.v_a) / (2 * self.sum)
-        axes_a, axes_b = (2, 4), (1, 3)
-        v_a, v_b = self.v_a[:, :, 0, :, 0], self.v_b[:, 0, :, 0, :]
-        grad_v_a = self.dim / 2 * (square_pairs.sum(axes_a) + variance_pairs.sum(axes_a) / v_a)
-        grad_v_b = self.dim / 2 * (square_pairs.sum(axes_b) - variance_pairs.sum(axes_b) / v_b)
-        return (
-            [weighted.sum(axes_a), -self.dim * mean_pairs.sum(axes_a), grad_v_a],
-            [weighted.sum(axes_b), self.dim * mean_pairs.sum(axes_b), grad_v_b],
+        mean_pairs = weighted * slope  # F d/S
+        square_pairs = mean_pairs * slope  # F d²/S²
+        variance_pairs = weighted * (self.v_b - self.v_a) / (2 * self.sum)  # F (v' − v)/2S
+
+        over_b = (2, 4)  # the axes of columns and their components
+        v_a = self.v_a[:, :, 0, :, 0]
+        gradient_a = Components(
+            log_norm=weighted.sum(over_b),
+            mean=-self.dim * mean_pairs.sum(over_b),
+            variance=self.dim / 2 * (square_pairs.sum(over_b) + variance_pairs.sum(over_b) / v_a),
         )
-
-
-def _tiles(
-    a: Float[Tensor, "B R K"], b: Float[Tensor, "B P L"], symmetric: bool
-) -> Iterator[tuple[slice, slice, slice, slice]]:
-    """Yield slices of batches, rows, columns and components of `a` that hold at most `TILE` pairs of components."""
-    (batches, rows, components), (_, columns, others) = a.shape, b.shape
-    component_slices = slices(components, max(1, TILE // others))
-    pairs = max(1, TILE // (components * others))
-    if symmetric:
-        row_slices, all_batches = slices(rows, math.isqrt(pairs)), slice(0, batches)  # there is one batch
-        squares = itertools.combinations_with_replacement(row_slices, 2)
-        return ((all_batches, *square, part) for square in squares for part in component_slices)
-    step_columns = min(columns, pairs)
-    step_rows = min(rows, max(1, pairs // step_columns))
-    step_batches = max(1, pairs // (step_columns * step_rows))
-    return itertools.product(
-        slices(batches, step_batches), slices(rows, step_rows), slices(columns, step_columns), component_slices
-    )
+        over_a = (1, 3)  # the axes of rows and their components; d and v' − v change their signs
+        v_b = self.v_b[:, 0, :, 0, :]
+        gradient_b = Components(
+            log_norm=weighted.sum(over_a),
+            mean=self.dim * mean_pairs.sum(over_a),
+            variance=self.dim / 2 * (square_pairs.sum(over_a) - variance_pairs.sum(over_a) / v_b),
+        )
+        return gradient_a, gradient_b

@@ -100,12 +100,14 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
     dtype = p.variance.dtype
     a, b = _prune(p, q, dtype)
     similarity = _compute(a, b, p.dim, _make_plan(a, b, p.dim, way))
-    is_float32 = similarity.dtype != torch.float64 and similarity.device.type != "mps"
-    if is_float32 and bool(similarity.detach().amin() > FLOAT64_SIMILARITY):
+    if _needs_float64(similarity):
         del similarity  # frees the tensors saved for backward
         a, b = _prune(p, q, torch.float64)
-        similarity = _compute(a, b, p.dim, _make_plan(a, b, p.dim, way, may_refuse=False)).to(dtype)
-    return cap_at_one(similarity if q is not None else set_diagonal_to_one(similarity))
+        algorithm = _make_plan(a, b, p.dim, way, may_refuse=False)
+        similarity = _compute(a, b, p.dim, algorithm).to(dtype)
+    if q is None:
+        similarity = set_diagonal_to_one(similarity)
+    return cap_at_one(similarity)
 
 
 @full_precision
@@ -117,83 +119,143 @@ def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "
     'tiled'
     """
     _check(p, q, way)
+    dtype = p.variance.dtype
     if _is_empty(p, q):
-        return SimilarityPlan("tiled", None, p.variance.shape[1], 0, p.variance.dtype, "a side has no rows")
-    first = _make_plan(*_prune(p, q, p.variance.dtype), p.dim, way)
-    second = _make_plan(*_prune(p, q, to_float64(p.variance).dtype), p.dim, way, may_refuse=False)
-    preparation = 64 * (p.variance.numel() + (0 if q is None else q.variance.numel()))
-    return replace(first, bytes=first.bytes + preparation, bytes_in_float64=second.bytes + preparation)
+        return SimilarityPlan("tiled", None, p.variance.shape[1], 0, dtype, "a side has no rows")
+    float64 = to_float64(p.variance).dtype  # float32 on Apple's GPUs
+    first = _make_plan(*_prune(p, q, dtype), p.dim, way)
+    second = _make_plan(*_prune(p, q, float64), p.dim, way, may_refuse=False)
+    components = p.variance.numel()
+    if q is not None:
+        components += q.variance.numel()
+    pruning = 64 * components  # bytes: room for eight tensors in float64
+    return replace(first, bytes=first.bytes + pruning, bytes_in_float64=second.bytes + pruning)
 
 
 def _is_empty(p: IsotropicMixture, q: IsotropicMixture | None) -> bool:
-    return 0 in (len(p.variance), len((q or p).variance))
+    """Return whether one of the sides has no rows."""
+    rows, columns = len(p.variance), len((q or p).variance)
+    return rows == 0 or columns == 0
 
 
 def _check(p: IsotropicMixture, q: IsotropicMixture | None, way: Way) -> None:
+    """Raise ValueError if the way is unknown or the mixtures cannot be compared."""
     if way not in get_args(Way):
-        raise ValueError(f"`way` must be one of {', '.join(map(repr, get_args(Way)))}, got {way!r}")
+        ways = ", ".join(map(repr, get_args(Way)))
+        raise ValueError(f"`way` must be one of {ways}, got {way!r}")
     _check_scalar_means(p, q)
 
 
 def _check_scalar_means(p: IsotropicMixture, q: IsotropicMixture | None) -> None:
-    if p.has_vector_means or (q is not None and q.has_vector_means):
+    """Raise ValueError if a mixture has vector means or the mixtures differ in dimension or number of components."""
+    other = q or p
+    if p.has_vector_means or other.has_vector_means:
         raise ValueError("only scalar means are supported; use aligned_correlation() for vector means")
-    check_same_space(p, q or p)
+    check_same_space(p, other)
 
 
 def _prune(p: IsotropicMixture, q: IsotropicMixture | None, dtype: torch.dtype) -> tuple[Components, Components | None]:
-    return prune_components(p, dtype), None if q is None else prune_components(q, dtype)
+    """Drop components with negligible norm from both sides; without q, the second side is None."""
+    a = prune_components(p, dtype)
+    if q is None:
+        return a, None
+    return a, prune_components(q, dtype)
+
+
+def _needs_float64(similarity: Float[Tensor, "M P"]) -> bool:
+    """Return whether all similarities are too close to 1 for float32 gradients; Apple's GPUs (mps) have no float64."""
+    if similarity.dtype == torch.float64 or similarity.device.type == "mps":
+        return False
+    return bool(similarity.detach().amin() > FLOAT64_SIMILARITY)
 
 
 def _compute(a: Components, b: Components | None, dim: int, algorithm: SimilarityPlan) -> Float[Tensor, "M P"]:
+    """Return the similarities of two sides, or of `a` with itself; rounding may leave values slightly above 1."""
     if algorithm.fell_back:
         _warn_about_fallback()
     if algorithm.grid is None:
-        inner = pairs.inner_products(a, b, dim)
-        squares = [inner.diagonal()] * 2 if b is None else [pairs.squares(side, dim) for side in (a, b)]
-        return inner / (squares[0].sqrt()[:, None] * squares[1].sqrt()[None, :])
-    others = None if b is None else features(b, algorithm.grid)
-    return cosines(features(a, algorithm.grid), others)
+        return _compute_by_pairs(a, b, dim)
+    features_b = None if b is None else features(b, algorithm.grid)
+    return cosines(features(a, algorithm.grid), features_b)
+
+
+def _compute_by_pairs(a: Components, b: Components | None, dim: int) -> Float[Tensor, "M P"]:
+    """Return ⟨p_i, q_j⟩ / (‖p_i‖ ‖q_j‖) from the inner products of all pairs of components."""
+    inner = pairs.inner_products(a, b, dim)
+    if b is None:
+        squares_a = squares_b = inner.diagonal()
+    else:
+        squares_a, squares_b = pairs.squares(a, dim), pairs.squares(b, dim)
+    return inner / (squares_a.sqrt()[:, None] * squares_b.sqrt()[None, :])
 
 
 def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_refuse: bool = True) -> SimilarityPlan:
+    """Choose the algorithm for two sides, or for `a` with itself.
+
+    If features are requested but need too much memory, this is an error, or all pairs are computed if `may_refuse` is
+    False.
+    """
     sides = [a] if b is None else [a, b]
-    components, dtype = max(side.mean.shape[1] for side in sides), a.variance.dtype
-    elements = 14 * pairs.TILE + 8 * len(sides[0].mean) * len(sides[-1].mean)
-    tiled = SimilarityPlan("tiled", None, components, elements * dtype.itemsize, dtype, "requested")
+    tiled = _plan_for_pairs(sides)
     if way == "tiled":
         return tiled
     grid = grid_for(sides, dim)
     if grid is None:
         return replace(tiled, reason="a mean or variance is not finite")
-    size = bytes_needed(sides, grid)
-    if way != "auto" and may_refuse:
-        refuse_above(MEMORY, sides, grid, remedy=f"use way='tiled' or 'auto' instead of {way!r}")
-    if way != "auto" and size <= MEMORY:
-        return SimilarityPlan(way, grid, components, size, dtype, "requested")
-    by_pairs, by_features = _costs(sides, grid)
-    if size > MEMORY:
-        reason = f"{grid.nodes:,} nodes would need {size / 1e9:.1f} GB"
-        return replace(tiled, reason=reason, fell_back=by_pairs > SLOW_COST)
-    if by_pairs <= by_features:
-        return replace(tiled, reason=f"{by_pairs / by_features:.2g} times the cost of {grid.nodes:,} nodes")
-    reason = f"{by_features / by_pairs:.2g} times the cost of all pairs, with {grid.nodes:,} nodes"
-    return SimilarityPlan("features", grid, components, size, dtype, reason)
+
+    mapped = replace(tiled, way="features", grid=grid, bytes=bytes_needed(sides, grid))
+    fits = mapped.bytes <= MEMORY
+    if way == "features":
+        if may_refuse:
+            refuse_above(MEMORY, sides, grid, remedy=f"use way='tiled' or 'auto' instead of {way!r}")
+        if fits:
+            return mapped
+
+    pair_cost, feature_cost = _cost_of_pairs(sides), _cost_of_features(sides, grid)
+    if not fits:
+        reason = f"{grid.nodes:,} nodes would need {mapped.bytes / 1e9:.1f} GB"
+        return replace(tiled, reason=reason, fell_back=pair_cost > SLOW_COST)
+    if pair_cost <= feature_cost:
+        return replace(tiled, reason=f"{pair_cost / feature_cost:.2g} times the cost of {grid.nodes:,} nodes")
+    reason = f"{feature_cost / pair_cost:.2g} times the cost of all pairs, with {grid.nodes:,} nodes"
+    return replace(mapped, reason=reason)
 
 
-def _costs(sides: list[Components], grid: Grid) -> tuple[float, float]:
-    """Estimate the cost of all pairs of components and of feature vectors, in multiply-adds of a matrix product."""
-    rows, columns = len(sides[0].mean), len(sides[-1].mean)
-    components = [side.mean.shape[1] for side in sides]
-    by_pairs = PAIR_COST * rows * columns * components[0] * components[-1] / (3 - len(sides))
-    values = grid.along.nodes + (grid.across.nodes if grid.across else 0)
-    mapped = sum(side.mean.numel() for side in sides)
-    by_features = mapped * (VALUE_COST * values + 3.0 * grid.nodes) + 3 * rows * columns * grid.nodes
-    return by_pairs, by_features
+def _plan_for_pairs(sides: list[Components]) -> SimilarityPlan:
+    """Return the plan to compute all pairs of components of two sides, or of a single side with itself."""
+    components = max(side.mean.shape[1] for side in sides)
+    dtype = sides[0].variance.dtype
+    results = len(sides[0].mean) * len(sides[-1].mean)
+    # The factors are upper bounds on the number of tensors that exist at the same time.
+    elements = 14 * pairs.TILE + 8 * results
+    return SimilarityPlan("tiled", None, components, elements * dtype.itemsize, dtype, "requested")
+
+
+def _cost_of_pairs(sides: list[Components]) -> float:
+    """Estimate the cost of all pairs of components, in multiply-adds of a matrix product."""
+    components_of_rows, components_of_columns = sides[0].mean.numel(), sides[-1].mean.numel()
+    cost = PAIR_COST * components_of_rows * components_of_columns
+    if len(sides) == 1:
+        return cost / 2  # a side compared with itself: the pairs below the diagonal are skipped
+    return float(cost)
+
+
+def _cost_of_features(sides: list[Components], grid: Grid) -> float:
+    """Estimate the cost of feature vectors and their inner products, in multiply-adds of a matrix product."""
+    nodes_of_axes = grid.along.nodes
+    if grid.across:
+        nodes_of_axes += grid.across.nodes
+    components = sum(side.mean.numel() for side in sides)
+    pairs_of_rows = len(sides[0].mean) * len(sides[-1].mean)
+    # Three matrix products of each kind: one in the forward pass and up to two in the backward pass.
+    mapping = components * (VALUE_COST * nodes_of_axes + 3.0 * grid.nodes)
+    comparing = 3 * pairs_of_rows * grid.nodes
+    return mapping + comparing
 
 
 @cache
 def _warn_about_fallback() -> None:
+    """Warn, once per process, that feature vectors need too much memory."""
     warnings.warn(
         f"means or variances are so far apart that the feature vectors of the mixtures would need more than "
         f"{MEMORY / 1e9:.1f} GB; computing all pairs of components instead, which is slower",
@@ -223,12 +285,16 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
     _check_scalar_means(p, q)
     if _is_empty(p, q):
         return empty_similarity(p, q or p)
-    sides = [Components(m.log_weight.log_softmax(1), m.mean, m.variance) for m in ((p,) if q is None else (p, q))]
+    mixtures = [p] if q is None else [p, q]
+    sides = [Components(mixture.log_weight.log_softmax(1), mixture.mean, mixture.variance) for mixture in mixtures]
     grid = grid_for(sides, p.dim, kind="mass", step=step)
     if grid is None:
         raise ValueError("a mean or variance is not finite")
     refuse_above(MEMORY, sides, grid, remedy="use a larger `step`")
     # Adding the smallest normal number keeps the gradient of the root finite where the density is zero.
-    roots = [(density + torch.finfo(torch.float32).tiny).sqrt() for density in (features(s, grid) for s in sides)]
+    smallest = torch.finfo(torch.float32).tiny
+    roots = [(features(side, grid) + smallest).sqrt() for side in sides]
     # The roots have norm one up to the quadrature error, so their cosine is the integral.
-    return cap_at_one(set_diagonal_to_one(cosines(roots[0], None)) if q is None else cosines(*roots))
+    if q is None:
+        return cap_at_one(set_diagonal_to_one(cosines(roots[0], None)))
+    return cap_at_one(cosines(*roots))
