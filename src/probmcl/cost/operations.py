@@ -112,6 +112,7 @@ class _Contiguous(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call a function of torch; see the class."""
         if func is linear and args:
             rows, *others = args
             args = (rows.contiguous(), *others)
@@ -132,6 +133,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Run an operation and count it. An operation without a rule is replaced by its parts, if it has any."""
         kwargs = kwargs or {}
         operation = func.overloadpacket  # the operation without its overload: `add` instead of `add.Tensor`
         is_counted = operation in flop_registry or operation in RULES

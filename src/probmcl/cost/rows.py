@@ -168,7 +168,9 @@ def label_space(classes: int) -> LabelSpace:
     ('class 1', 'class 2')
     """
     names = tuple(f"class {number}" for number in range(1, classes + 1))
-    return LabelSpace(names, np.ones(classes, dtype=np.int64), np.zeros((classes, classes), dtype=np.int64))
+    counts = np.ones(classes, dtype=np.int64)
+    no_cooccurrence = np.zeros((classes, classes), dtype=np.int64)
+    return LabelSpace(names, counts, no_cooccurrence)
 
 
 def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostRow:
@@ -180,13 +182,13 @@ def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostR
     classifier = method
     if not row.own_head:
         classifier = Probe(PrecomputedFeatures(features), label_space(row.classes))
-    of_classifier = _count_prediction(classifier, torch.rand(1, features))
+    prediction = _count_prediction(classifier, torch.rand(1, features))  # without the encoder
+    operations = meta.operations + prediction.operations
     encoder_parameters = count_parameters(meta.encoder)
-    operations = meta.operations + of_classifier.operations
     return replace(
         row,
         training_parameters=encoder_parameters + count_parameters(method),
-        prediction_parameters=encoder_parameters + of_classifier.parameters,
+        prediction_parameters=encoder_parameters + prediction.parameters,
         gmac=operations.gmac,
         gmac_ptflops=operations.gmac_ptflops,
         training_gmac=method.n_views * meta.operations.gmac + step.gmac / STEP_IMAGES,

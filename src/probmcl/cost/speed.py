@@ -187,6 +187,7 @@ class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Run an operation, and count the memory of its results that did not exist before."""
         kwargs = kwargs or {}
         # `torch.tensor` fills its memory without dispatch; `lift_fresh` is the first operation on the new tensor.
         if func is not torch.ops.aten.lift_fresh.default:

@@ -196,6 +196,7 @@ def _find_stages(encoder: Encoder) -> tuple[Stage, ...]:
             entered_stages.append(_stage(encoder, stage_name, activation))
 
     for module_name, module in encoder.model.named_modules():
+        # The default argument keeps the name of this module; the loop variable will change.
         module.register_forward_hook(lambda *_, name=module_name: finished_modules.append(name))
     for info in getattr(encoder.model, "feature_info", []):  # timm's list of the stages
         stage_name = info["module"]
@@ -303,6 +304,7 @@ def _modules_before(encoder: Encoder, last_stage: str) -> list[str]:
     handles = []
     for module_name, module in encoder.model.named_modules():
         if module_name:  # the model itself has an empty name
+            # The default argument keeps the name of this module; the loop variable will change.
             handle = module.register_forward_hook(lambda *_, name=module_name: finished.add(name))
             handles.append(handle)
     try:

@@ -82,9 +82,10 @@ def _refuse_other_shapes(model: nn.Module, state: dict[str, Tensor], file: Path,
     if not differing:
         return
     are, have = ("is", "has") if len(differing) == 1 else ("are", "have")
+    first_names = ", ".join(differing[:3])
     raise WeightsError(
         f"{file}: the weights do not fit {cfg['architecture']}: {len(differing)} of {len(expected_shapes)} tensors "
-        f"{are} missing, unexpected or {have} a different shape ({', '.join(differing[:3])} …); use weights for this "
+        f"{are} missing, unexpected or {have} a different shape ({first_names} …); use weights for this "
         "model at this image size"
     )
 

@@ -188,5 +188,6 @@ def rescale_for_ddp(
         return loss
     known_here = known.sum().to(loss.dtype)
     known_per_process = distributed.all_reduce_mean(known_here)
-    smallest = 1 / processes  # a single known entry in all processes; without any, the loss is 0 instead of NaN
+    # One known entry in all processes together. Without any known entry, the loss is then 0 instead of NaN.
+    smallest = 1 / processes
     return loss * known_here / known_per_process.clamp(min=smallest)

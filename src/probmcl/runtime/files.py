@@ -218,6 +218,7 @@ class _Lines(Iterator[str]):
         self.length = 0
 
     def __next__(self) -> str:
+        """Return the next line. A row that is too long or contains NUL raises `csv.Error`."""
         line = self.text.readline(MAX_ROW)  # at most this many characters, so that a long line does not fill the memory
         self.length += len(line)
         if not line:

@@ -318,14 +318,18 @@ def fit(
     try:
         _refuse_diverged(state, completed, steps)
         for step, batch in enumerate(batches.starting(completed), start=completed + 1):
-            views, labels, known = (x.to(device, non_blocking=True) for x in (batch.views, batch.labels, batch.known))
+            views = batch.views.to(device, non_blocking=True)
+            labels = batch.labels.to(device, non_blocking=True)
+            known = batch.known.to(device, non_blocking=True)
             buffers_before = [buffer.clone() for buffer in method.buffers()]
             with torch.autocast(device.type, dtype=half_dtype, enabled=half_dtype is not None):
                 loss, terms = model(views, labels, known)
             mean_loss = all_reduce_mean(loss.detach())
             was_applied = _apply_step(state, loss, mean_loss, buffers_before)
+            skipped_rows = None
             if not was_applied:
                 state.skipped.append(step)
+                skipped_rows = gather_unequal(batch.rows)
             n_views, n_images = views.shape[:2]
             event = StepEvent(
                 step=step,
@@ -334,7 +338,7 @@ def fit(
                 images=n_views * n_images * world_size(),
                 loss=mean_loss,
                 terms={name: value.detach() for name, value in terms.items()},
-                skipped=None if was_applied else gather_unequal(batch.rows),
+                skipped=skipped_rows,
             )
             for callback in callbacks:
                 callback(event)
