@@ -32,6 +32,7 @@ from probmcl.methods.mulsupcon import Config as MulSupCon
 from probmcl.methods.probmcl import PAPER, Config
 from probmcl.runtime import distributed
 from probmcl.training import FeatureBatches, StepEvent, Training, fit
+from probmcl.training.features import StoredFeatures
 
 WORLD = 2
 TIMEOUT = 1200
@@ -276,7 +277,8 @@ class ShardedBatches:
 def train_and_interrupt() -> None:
     """Finish one training, and interrupt another."""
     labels = torch.ones(4, 4)
-    batches = FeatureBatches(torch.randn(1, 4, 5), labels, labels.bool(), batch_size=4, epochs=1, seed=0)
+    stored = StoredFeatures(torch.randn(1, 4, 5), labels, labels.bool())
+    batches = FeatureBatches(stored, batch_size=4, epochs=1, seed=0)
 
     def interrupt(event: StepEvent) -> None:
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from probmcl.methods.probe import Config, Probe
 from probmcl.run.candidates import LabeledFeatures, fit_grid, fit_probe, validation_map
 from probmcl.settings import ProbeSettings
 from probmcl.training import fit
-from probmcl.training.features import FeatureBatches
+from probmcl.training.features import FeatureBatches, StoredFeatures
 from probmcl.training.fit import StepEvent
 
 
@@ -86,7 +86,7 @@ def test_probes_fitted_together_equal_probes_fitted_alone(loss: Literal["asl", "
     for decay, together in fit_grid(train, label_space(), settings).items():
         alone = Probe(PrecomputedFeatures(10), label_space(), Config(loss=loss))
         alone.standardize(train.features.flatten(0, 1))
-        batches = FeatureBatches(*train[:3], batch_size=32, epochs=5, seed=0)
+        batches = FeatureBatches(StoredFeatures(*train[:3]), batch_size=32, epochs=5, seed=0)
         fit(alone, batches, replace(settings.training(), weight_decay=decay))
         expected = alone.logits(train.features[0])
         torch.testing.assert_close(together.logits(train.features[0]), expected, atol=1e-5, rtol=0)

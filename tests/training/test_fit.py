@@ -2,6 +2,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,24 +18,25 @@ from probmcl.errors import RunError
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
 from probmcl.training import Checkpoint, FeatureBatches, StepEvent, Training, fit
+from probmcl.training.features import StoredFeatures
 from probmcl.training.fit import DivergedError, check_weights
 
 
-def separable(images: int = 64, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def separable(images: int = 64, *, seed: int = 0) -> StoredFeatures:
     features = torch.randn(1, images, 8, generator=torch.Generator().manual_seed(seed))
-    return features, (features[0, :, :3] > 0).float(), torch.ones(images, 3, dtype=torch.bool)
+    return StoredFeatures(features, (features[0, :, :3] > 0).float(), torch.ones(images, 3, dtype=torch.bool))
 
 
 def batches(epochs: int = 20) -> FeatureBatches:
-    return FeatureBatches(*separable(), batch_size=16, epochs=epochs, seed=0)
+    return FeatureBatches(separable(), batch_size=16, epochs=epochs, seed=0)
 
 
 def test_fit_learns_and_ends_in_eval_mode() -> None:
     method = BCE(PrecomputedFeatures(8), label_space())
     fit(method, batches(epochs=60), Training(learning_rate=0.05))
-    features, labels, _ = separable()
+    data = separable()
     assert not method.training
-    assert ((method.logits(features[0]) > 0).float() == labels).float().mean() > 0.95
+    assert ((method.logits(data.features[0]) > 0).float() == data.labels).float().mean() > 0.95
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
@@ -93,7 +95,7 @@ def test_frozen_encoder_does_not_change() -> None:
 def test_feature_batches_contain_each_image_once_per_epoch() -> None:
     features = torch.arange(12.0).reshape(2, 6, 1)  # two views of six images
     labels = torch.arange(6.0)[:, None].expand(6, 3)
-    all_batches = FeatureBatches(features, labels, labels >= 0, batch_size=3, epochs=20, seed=0)
+    all_batches = FeatureBatches(StoredFeatures(features, labels, labels >= 0), batch_size=3, epochs=20, seed=0)
     shown = torch.cat([batch.views[0, :, 0] for batch in all_batches.starting(0)]).reshape(20, 6)
     matching = torch.cat([batch.labels[:, 0] for batch in all_batches.starting(0)]).reshape(20, 6)
     assert torch.equal(shown % 6, matching)
@@ -103,7 +105,7 @@ def test_feature_batches_contain_each_image_once_per_epoch() -> None:
 
 def test_order_of_feature_batches_depends_on_the_seed() -> None:
     one, same, other = (
-        [batch.rows.tolist() for batch in FeatureBatches(*separable(), batch_size=16, epochs=1, seed=seed).starting(0)]
+        [batch.rows.tolist() for batch in FeatureBatches(separable(), batch_size=16, epochs=1, seed=seed).starting(0)]
         for seed in (0, 0, 1)
     )
     assert one == same != other
@@ -113,15 +115,16 @@ def test_order_of_feature_batches_depends_on_the_seed() -> None:
 def test_views_of_an_image_differ_within_a_step_and_between_epochs() -> None:
     features = torch.arange(12.0).reshape(4, 3, 1)  # four views of three images
     labels = torch.ones(3, 3)
-    stored = FeatureBatches(features, labels, labels > 0, n_views=2, batch_size=3, epochs=20, seed=0)
-    pairs = {tuple((batch.views[:, batch.rows == 0, 0] // 3).flatten().tolist()) for batch in stored.starting(0)}
+    stored = StoredFeatures(features, labels, labels > 0)
+    drawn = FeatureBatches(stored, n_views=2, batch_size=3, epochs=20, seed=0)
+    pairs = {tuple((batch.views[:, batch.rows == 0, 0] // 3).flatten().tolist()) for batch in drawn.starting(0)}
     assert all(one != other for one, other in pairs)
     assert len(pairs) > 4
 
 
 def test_more_views_than_stored_raise() -> None:
     with pytest.raises(ValueError, match="2 required, but only 1 stored"):
-        FeatureBatches(*separable(), n_views=2, batch_size=8, epochs=1, seed=0)
+        FeatureBatches(separable(), n_views=2, batch_size=8, epochs=1, seed=0)
 
 
 def test_batches_can_start_at_any_step() -> None:
@@ -184,9 +187,9 @@ def test_checkpoint_is_a_safetensors_file(tmp_path: Path) -> None:
 
 def with_nan(images: int, *, epochs: int, batch_size: int = 16) -> FeatureBatches:
     """Return batches of 64 images, the first of which are NaN."""
-    features, labels, known = separable()
-    features[0, :images] = float("nan")
-    return FeatureBatches(features, labels, known, batch_size=batch_size, epochs=epochs, seed=0)
+    stored = separable()
+    stored.features[0, :images] = float("nan")
+    return FeatureBatches(stored, batch_size=batch_size, epochs=epochs, seed=0)
 
 
 @pytest.mark.parametrize(("epochs", "count"), [(30, "5 batches"), (2, "2 batches"), (1, "1 batch")])
@@ -215,9 +218,8 @@ class NormalizedFeatures(PrecomputedFeatures):
 @pytest.mark.parametrize("ema", [0.0, 0.9997])
 def test_a_batch_with_nan_is_skipped_and_named(ema: float) -> None:
     method, events = BCE(NormalizedFeatures(), label_space()), list[StepEvent]()
-    rows = np.arange(100, 164)
-    stored = with_nan(1, epochs=4)
-    named = FeatureBatches(stored.features, stored.labels, stored.known, batch_size=16, epochs=4, seed=0, rows=rows)
+    stored = replace(with_nan(1, epochs=4).stored, rows=np.arange(100, 164))
+    named = FeatureBatches(stored, batch_size=16, epochs=4, seed=0)
     skipped = fit(method, named, Training(learning_rate=0.05, ema=ema), callbacks=(events.append,))
     assert len(skipped) == 4  # one in each epoch
     assert [event.step for event in events if event.skipped is not None] == skipped
@@ -345,7 +347,7 @@ def test_seconds_include_the_time_before_a_resume(tmp_path: Path) -> None:
 
 def test_training_ends_at_the_image_limit() -> None:
     events: list[StepEvent] = []
-    limited = FeatureBatches(*separable(), batch_size=16, epochs=3, seed=0, images=100)  # of 192
+    limited = FeatureBatches(separable(), batch_size=16, epochs=3, seed=0, images=100)  # of 192
     fit(BCE(PrecomputedFeatures(8), label_space()), limited, Training(), callbacks=(events.append,))
     assert [event.epoch for event in events] == [0, 0, 0, 0, 1, 1]
     assert sum(event.images for event in events) == 96

@@ -17,6 +17,9 @@ from torch.utils.flop_counter import flop_registry
 
 from probmcl.methods.base import Classifier
 
+Rule = Callable[[tuple[Any, ...], Tensor], int]
+"""Function that returns a count from the arguments of an operation and its first output tensor."""
+
 
 @dataclass(frozen=True)
 class Operations:
@@ -35,7 +38,9 @@ class Operations:
     others: int
 
     def __add__(self, other: "Operations") -> "Operations":
-        return Operations(self.products + other.products, self.others + other.others)
+        products = self.products + other.products
+        others = self.others + other.others
+        return Operations(products, others)
 
     @property
     def gmac(self) -> float:
@@ -71,7 +76,8 @@ def prediction_operations(classifier: Classifier, image_size: int) -> Operations
     (1.814, 1.822)
     """
     model = copy.deepcopy(classifier).eval()  # a model may cache results, which would be fake tensors
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    first_parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if first_parameter is None else first_parameter.device
     with FakeTensorMode(allow_non_fake_inputs=True):
         image = torch.empty(1, 3, image_size, image_size, device=device)
         return count_operations(lambda: model.logits(image))
@@ -87,7 +93,8 @@ def count_operations(work: Callable[[], object]) -> Operations:
     >>> count_operations(lambda: layer(row).relu())
     Operations(products=12, others=6)
     """
-    counter, before = _Counter(), mha.get_fastpath_enabled()
+    counter = _Counter()
+    had_fast_path = mha.get_fastpath_enabled()
     # Without the fast path, transformer layers dispatch the same operations as in training instead of a fused one.
     mha.set_fastpath_enabled(False)
     try:
@@ -95,7 +102,7 @@ def count_operations(work: Callable[[], object]) -> Operations:
         with sdpa_kernel(SDPBackend.MATH), _Contiguous(), counter:
             work()
     finally:
-        mha.set_fastpath_enabled(before)
+        mha.set_fastpath_enabled(had_fast_path)
     return Operations(counter.products, counter.others)
 
 
@@ -105,8 +112,10 @@ class _Contiguous(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call a function of torch; see the class."""
         if func is linear and args:
-            args = (args[0].contiguous(), *args[1:])
+            rows, *others = args
+            args = (rows.contiguous(), *others)
         return func(*args, **(kwargs or {}))
 
 
@@ -118,53 +127,87 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.products, self.others = 0, 0
+        self.products = 0
+        self.others = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs, packet = kwargs or {}, func.overloadpacket
-        if func.namespace == "aten" and packet not in flop_registry and packet not in RULES:
+        """Run an operation and count it. An operation without a rule is replaced by its parts, if it has any."""
+        kwargs = kwargs or {}
+        operation = func.overloadpacket  # the operation without its overload: `add` instead of `add.Tensor`
+        is_counted = operation in flop_registry or operation in RULES
+        if func.namespace == "aten" and not is_counted:
             with self:  # inference mode does not decompose composite operations
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+                result_of_parts = func.decompose(*args, **kwargs)
+            if result_of_parts is not NotImplemented:
+                return result_of_parts
         result = func(*args, **kwargs)
-        if packet in flop_registry:
-            self.products += flop_registry[packet](*args, **kwargs, out_val=result) // 2
-        if packet in RULES:
-            self.others += RULES[packet](args, result[0] if isinstance(result, tuple) else result)
+        if operation in flop_registry:
+            flops = flop_registry[operation](*args, **kwargs, out_val=result)
+            self.products += flops // 2  # a multiply-add is two operations
+        if operation in RULES:
+            first_output = result[0] if isinstance(result, tuple) else result
+            self.others += RULES[operation](args, first_output)
         return result
 
 
-Rule = Callable[[tuple[Any, ...], Tensor], int]
-"""Function that returns a count from the arguments of an operation and its first output tensor."""
+def _count_normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
+    """Count 2 per output of a normalization with learned weights, and 1 without. `args[weight]` has the weights."""
+    has_weights = len(args) > weight and args[weight] is not None
+    return out.numel() * (2 if has_weights else 1)
 
 
-def _normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
-    return out.numel() * (2 if len(args) > weight and args[weight] is not None else 1)
+def _count_layer_normalization(args: tuple[Any, ...], out: Tensor) -> int:
+    """Count a layer normalization. Its arguments are the input, the normalized shape and the weights."""
+    return _count_normalization(args, out, weight=2)
+
+
+def _count_bias(args: tuple[Any, ...], out: Tensor) -> int:
+    """Count 1 per output of a convolution with a bias. Its arguments are the input, the weights and the bias."""
+    return out.numel() if args[2] is not None else 0
+
+
+def _count_outputs(args: tuple[Any, ...], out: Tensor) -> int:
+    """Count 1 per output."""
+    return out.numel()
+
+
+def _count_inputs(args: tuple[Any, ...], out: Tensor) -> int:
+    """Count 1 per input."""
+    return int(args[0].numel())
+
+
+def _count_inputs_with_positions(args: tuple[Any, ...], out: Tensor) -> int:
+    """Count 1 per input of a mean or maximum, but 0 for a matrix: without positions, it is not pooling."""
+    return int(args[0].numel()) if args[0].ndim > 2 else 0
 
 
 def _rules(rule: Rule, names: str) -> dict[Any, Rule]:
     """Map the named operations and their in-place variants, if torch has them, to a rule; * means 1d, 2d and 3d."""
-    expanded = (name.replace("*", dims) for name in names.split() for dims in ("1d", "2d", "3d"))
-    available = (getattr(torch.ops.aten, name + end, None) for name in expanded for end in ("", "_"))
-    return {operation: rule for operation in available if operation is not None}
+    rules = {}
+    for pattern in names.split():
+        for dims in ("1d", "2d", "3d"):
+            name = pattern.replace("*", dims)
+            for suffix in ("", "_"):  # the name of an in-place operation ends with an underscore
+                operation = getattr(torch.ops.aten, name + suffix, None)
+                if operation is not None:
+                    rules[operation] = rule
+    return rules
 
 
 RULES: dict[Any, Rule] = {
-    **_rules(lambda args, out: out.numel() if args[2] is not None else 0, "convolution"),  # the bias
-    **_rules(_normalization, "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm"),
-    **_rules(_normalization, "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
-    **_rules(_normalization, "_batch_norm_with_update _batch_norm_no_update"),
-    **_rules(lambda args, out: _normalization(args, out, weight=2), "native_layer_norm"),
-    **_rules(lambda _, out: out.numel(), "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu"),
-    **_rules(lambda _, out: out.numel(), "_softmax _safe_softmax"),
-    # A mean or maximum counts as pooling if the input has positions, which a matrix does not have.
-    **_rules(lambda args, _: int(args[0].numel()) if args[0].ndim > 2 else 0, "mean amax"),
-    **_rules(lambda args, _: int(args[0].numel()), "avg_pool* _adaptive_avg_pool* adaptive_max_pool*"),
-    **_rules(lambda args, _: int(args[0].numel()), "max_pool*_with_indices"),
-    **_rules(lambda _, out: out.numel(), "upsample_nearest* upsample_linear1d upsample_bilinear2d"),
-    **_rules(lambda _, out: out.numel(), "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa"),
+    **_rules(_count_bias, "convolution"),
+    **_rules(_count_normalization, "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm"),
+    **_rules(_count_normalization, "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
+    **_rules(_count_normalization, "_batch_norm_with_update _batch_norm_no_update"),
+    **_rules(_count_layer_normalization, "native_layer_norm"),
+    **_rules(_count_outputs, "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu"),
+    **_rules(_count_outputs, "_softmax _safe_softmax"),
+    **_rules(_count_inputs_with_positions, "mean amax"),
+    **_rules(_count_inputs, "avg_pool* _adaptive_avg_pool* adaptive_max_pool*"),
+    **_rules(_count_inputs, "max_pool*_with_indices"),
+    **_rules(_count_outputs, "upsample_nearest* upsample_linear1d upsample_bilinear2d"),
+    **_rules(_count_outputs, "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa"),
 }
 """Rules for `Operations.others`, by operation."""

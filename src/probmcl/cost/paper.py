@@ -77,17 +77,22 @@ def paper_networks() -> Iterator[PaperNetwork]:
     with tempfile.TemporaryDirectory() as folder:
         vectors = _write_vectors(Path(folder) / "vectors.txt")
         for printed in TABLE_3:
-            for method, encoder in printed.networks:
+            for method, encoder_name in printed.networks:
                 spec = MethodSpec.parse(method)
-                # The authors count ML-GCN with fixed word vectors.
-                settings = replace(spec.settings, vectors=vectors) if method == "ml_gcn" else None
+                settings = None
+                if method == "ml_gcn":  # the authors count it with fixed word vectors
+                    settings = replace(spec.settings, vectors=vectors)
                 for classes in CLASSES:
-                    yield PaperNetwork(printed, cost_row(spec, meta_encoder(encoder, SIZE), classes, settings))
+                    row = cost_row(spec, meta_encoder(encoder_name, SIZE), classes, settings)
+                    yield PaperNetwork(printed, row)
 
 
 def _write_vectors(path: Path) -> str:
-    """Write a file with zero word vectors for all classes, since only their shape matters."""
-    words = {word for name in label_space(max(CLASSES)).names for word in words_of(name)}
+    """Write a file with zero word vectors for all classes, since only their shape matters, and return its path."""
+    words = set()
+    for name in label_space(max(CLASSES)).names:
+        words.update(words_of(name))
     zeros = " 0" * MethodSpec("ml_gcn").settings.vector_size
-    path.write_text("".join(f"{word}{zeros}\n" for word in words), encoding="utf-8", newline="\n")
+    text = "".join(f"{word}{zeros}\n" for word in words)
+    path.write_text(text, encoding="utf-8", newline="\n")
     return str(path)

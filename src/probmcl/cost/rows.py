@@ -32,13 +32,17 @@ def parse_cost_methods(names: Sequence[str], preset: str | None = None) -> tuple
     >>> [spec.name for spec in parse_cost_methods(["csra", "probmcl:paper", "csra"])]
     ['csra', 'probmcl:paper']
     """
+    expanded: list[str] = []
+    for name in names:
+        expanded += METHODS if name == "all" else [name]
     specs: dict[str, MethodSpec] = {}
-    for text in itertools.chain.from_iterable(METHODS if name == "all" else [name] for name in names):
+    for text in expanded:
         spec = MethodSpec.parse(text, preset or "default")
-        if spec.method in METHODS and spec.preset != (preset or spec.preset):
+        has_preset = not preset or spec.preset == preset
+        if spec.method in METHODS and not has_preset:
             raise OptionError("preset", preset, f"cannot be combined with {text}; pass only one preset")
         other = specs.setdefault(spec.name, spec)
-        if other != spec:
+        if other != spec:  # two files with the same name, in different folders
             raise SettingsError(f"{other.method} and {spec.method} have the same name, {spec.name}; rename one of them")
     return tuple(specs.values())
 
@@ -95,16 +99,19 @@ def cost_rows(
     measure: MeasureOptions | None = None,
 ) -> Iterator[CostRow]:
     """Yield the cost of every combination. If an encoder does not support an image size, its rows have a `problem`."""
-    for name, size in itertools.product(encoders, image_sizes):
+    for encoder_name, image_size in itertools.product(encoders, image_sizes):
         try:
-            encoder = meta_encoder(name, size)
+            meta = meta_encoder(encoder_name, image_size)
         except ValueError as error:
-            empty = (_empty_row(spec, name, size, number) for number in classes for spec in specs)
-            yield from (replace(row, problem=str(error)) for row in empty)
+            for number_of_classes, spec in itertools.product(classes, specs):
+                row = _empty_row(spec, encoder_name, image_size, number_of_classes)
+                yield replace(row, problem=str(error))
             continue
-        for number, spec in itertools.product(classes, specs):
-            row = cost_row(spec, encoder, number)
-            yield row if row.problem or measure is None else _measure(row, spec, measure)
+        for number_of_classes, spec in itertools.product(classes, specs):
+            row = cost_row(spec, meta, number_of_classes)
+            if measure is not None and row.problem is None:
+                row = _measure(row, spec, measure)
+            yield row
 
 
 def cost_row(spec: MethodSpec, meta: MetaEncoder, classes: int, settings: Any = None) -> CostRow:
@@ -114,30 +121,44 @@ def cost_row(spec: MethodSpec, meta: MetaEncoder, classes: int, settings: Any = 
     11181129
     """
     row = _empty_row(spec, meta.encoder.name, meta.encoder.image_size, classes)
-    method, settings, names = find_method(spec.method), settings or spec.settings, label_space(classes)
+    method_class = find_method(spec.method)
+    settings = settings or spec.settings
+    names = label_space(classes)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # they concern training
-            if method.needs_maps:
-                return _count_on_maps(row, method(copy.deepcopy(meta.encoder), names, settings))
-            return _count_on_features(row, method(PrecomputedFeatures(meta.encoder.features), names, settings), meta)
+            if method_class.needs_maps:
+                method = method_class(copy.deepcopy(meta.encoder), names, settings)
+                return _count_on_maps(row, method)
+            method = method_class(PrecomputedFeatures(meta.encoder.features), names, settings)
+            return _count_on_features(row, method, meta)
     except MODEL_ERRORS as error:
         return replace(row, problem=str(error) or type(error).__name__)
 
 
 def _empty_row(spec: MethodSpec, encoder: str, image_size: int | None, classes: int) -> CostRow:
-    method = find_method(spec.method)
-    return CostRow(spec.name, encoder, image_size, classes, method.n_views, method.has_own_head(spec.settings))
+    """Return a row without any count."""
+    method_class = find_method(spec.method)
+    return CostRow(
+        method=spec.name,
+        encoder=encoder,
+        image_size=image_size,
+        classes=classes,
+        views=method_class.n_views,
+        own_head=method_class.has_own_head(spec.settings),
+    )
 
 
 def _measure(row: CostRow, spec: MethodSpec, options: MeasureOptions) -> CostRow:
+    """Add the measured speed to a row, or the reason why the measurement failed."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # they concern training
         encoder = Encoder(row.encoder, image_size=row.image_size)
         try:
-            return replace(row, speed=measure_speed(spec, encoder, label_space(row.classes), options))
+            speed = measure_speed(spec, encoder, label_space(row.classes), options)
         except torch.OutOfMemoryError:  # other methods may need less memory
             return replace(row, unmeasured="not measured: out of memory; try a smaller batch size")
+    return replace(row, speed=speed)
 
 
 def label_space(classes: int) -> LabelSpace:
@@ -147,19 +168,31 @@ def label_space(classes: int) -> LabelSpace:
     ('class 1', 'class 2')
     """
     names = tuple(f"class {number}" for number in range(1, classes + 1))
-    return LabelSpace(names, np.ones(classes, dtype=np.int64), np.zeros((classes, classes), dtype=np.int64))
+    counts = np.ones(classes, dtype=np.int64)
+    no_cooccurrence = np.zeros((classes, classes), dtype=np.int64)
+    return LabelSpace(names, counts, no_cooccurrence)
 
 
 def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostRow:
     """Count the encoder and the method separately, and add the counts."""
-    encoder, features = count_parameters(meta.encoder), meta.encoder.features
+    features = meta.encoder.features
     views, labels = random_batch(method.n_views, STEP_IMAGES, (features,), row.classes)
     method.train()
     step = count_operations(lambda: method(views, labels))
-    classifier = method if row.own_head else Probe(PrecomputedFeatures(features), label_space(row.classes))
-    row = _count_prediction(row, classifier, torch.rand(1, features), meta.operations, encoder)
-    training_gmac = method.n_views * meta.operations.gmac + step.gmac / STEP_IMAGES
-    return replace(row, training_parameters=encoder + count_parameters(method), training_gmac=training_gmac)
+    classifier = method
+    if not row.own_head:
+        classifier = Probe(PrecomputedFeatures(features), label_space(row.classes))
+    prediction = _count_prediction(classifier, torch.rand(1, features))  # without the encoder
+    operations = meta.operations + prediction.operations
+    encoder_parameters = count_parameters(meta.encoder)
+    return replace(
+        row,
+        training_parameters=encoder_parameters + count_parameters(method),
+        prediction_parameters=encoder_parameters + prediction.parameters,
+        gmac=operations.gmac,
+        gmac_ptflops=operations.gmac_ptflops,
+        training_gmac=method.n_views * meta.operations.gmac + step.gmac / STEP_IMAGES,
+    )
 
 
 def _count_on_maps(row: CostRow, method: Method) -> CostRow:
@@ -168,23 +201,34 @@ def _count_on_maps(row: CostRow, method: Method) -> CostRow:
         raise ValueError("the cost of a method that needs feature maps but has no head cannot be counted")
     assert row.image_size is not None
     image = torch.empty(1, 3, row.image_size, row.image_size, device="meta")
-    row = _count_prediction(row, method.to("meta"), image, Operations(0, 0), 0)
-    assert row.gmac is not None
-    return replace(row, training_parameters=count_parameters(method), training_gmac=method.n_views * row.gmac)
+    prediction = _count_prediction(method.to("meta"), image)
+    gmac = prediction.operations.gmac
+    return replace(
+        row,
+        training_parameters=count_parameters(method),
+        prediction_parameters=prediction.parameters,
+        gmac=gmac,
+        gmac_ptflops=prediction.operations.gmac_ptflops,
+        training_gmac=method.n_views * gmac,
+    )
 
 
-def _count_prediction(
-    row: CostRow, classifier: Method, image: Tensor, operations: Operations, parameters: int
-) -> CostRow:
-    """Add the operations for one image, and the parameters that its logits depend on, to the encoder's."""
+class _PredictionCost(NamedTuple):
+    """The operations to predict one image, and the number of parameters that the logits depend on."""
+
+    operations: Operations
+    parameters: int
+
+
+def _count_prediction(classifier: Method, image: Tensor) -> _PredictionCost:
+    """Count the operations for one image and the parameters that its logits depend on."""
     assert isinstance(classifier, Classifier)
     classifier.eval().requires_grad_(True)
     logits: list[Tensor] = []
     with torch.enable_grad():
-        operations += count_operations(lambda: logits.append(classifier.logits(image)))
-    parameters += sum(parameter.numel() for parameter in leaves(logits[0]))  # others are only used in training
-    gmac, gmac_ptflops = operations.gmac, operations.gmac_ptflops
-    return replace(row, prediction_parameters=parameters, gmac=gmac, gmac_ptflops=gmac_ptflops)
+        operations = count_operations(lambda: logits.append(classifier.logits(image)))
+    used_parameters = leaves(logits[0])  # the others are only used in training
+    return _PredictionCost(operations, sum(parameter.numel() for parameter in used_parameters))
 
 
 def leaves(result: Tensor) -> set[Tensor]:
@@ -198,8 +242,11 @@ def leaves(result: Tensor) -> set[Tensor]:
     visited: set[Any] = set()
     queue: list[Any] = [result.grad_fn]
     while queue:
-        if (node := queue.pop()) is not None and node not in visited:
-            visited.add(node)
-            queue += [previous for previous, _ in node.next_functions]
-            parameters |= {node.variable} if node.name() == "torch::autograd::AccumulateGrad" else set()
+        node = queue.pop()
+        if node is None or node in visited:  # None is an input without gradient
+            continue
+        visited.add(node)
+        queue += [previous for previous, _ in node.next_functions]
+        if node.name() == "torch::autograd::AccumulateGrad":  # the node of a parameter
+            parameters.add(node.variable)
     return parameters

@@ -24,7 +24,11 @@ from probmcl.runtime.distributed import broadcast
 from probmcl.settings import MethodSpec, default_training
 from probmcl.training.optimizer import Training, build_optimizer
 
-ROUNDS, LONG_SECONDS = 2, 3.0  # timed rounds after the first; skipped if the first takes LONG_SECONDS
+ROUNDS = 2
+"""Timed rounds after the warm-up."""
+
+LONG_SECONDS = 3.0
+"""Time of a warm-up after which no other round is timed."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +57,29 @@ class Speed:
 
 def measure_speed(spec: MethodSpec, encoder: Encoder, label_space: LabelSpace, options: MeasureOptions) -> Speed:
     """Measure a method's training steps and predictions on a copy of an encoder, which is trained unless frozen."""
-    method, settings, batch_size = find_method(spec.method), spec.settings, options.batch_size
+    method_class = find_method(spec.method)
     # Runs use this memory format, which is 20 to 50 % faster on a CPU.
     encoder = encoder.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    trained = method(copy.deepcopy(encoder), label_space, settings)
-    classifier = trained if method.has_own_head(settings) else Probe(copy.deepcopy(encoder), label_space)
+    method = method_class(copy.deepcopy(encoder), label_space, spec.settings)
+    classifier = method
+    if not method_class.has_own_head(spec.settings):
+        classifier = Probe(copy.deepcopy(encoder), label_space)
     assert isinstance(classifier, Classifier)
     shape = (3, encoder.image_size, encoder.image_size)
-    views, labels = random_batch(method.n_views, batch_size, shape, len(label_space), options.device)
+    views, labels = random_batch(method.n_views, options.batch_size, shape, len(label_space), options.device)
     images = views[0].contiguous(memory_format=torch.channels_last)
-    prediction = seconds_per_row(classifier.to(images.device).eval().logits, images)
+    prediction_seconds = seconds_per_row(classifier.to(images.device).eval().logits, images)
     training = Training(**default_training(spec.method, "all"))
-    memory = step_memory(trained, views, labels, training)
-    step = seconds_per_step(trained, views, labels, training)
-    views_per_second = method.n_views * batch_size / step
-    return Speed(options.device, batch_size, step / batch_size, views_per_second, prediction, memory)
+    memory = step_memory(method, views, labels, training)
+    batch_seconds = seconds_per_step(method, views, labels, training)
+    return Speed(
+        device=options.device,
+        batch_size=options.batch_size,
+        step_seconds=batch_seconds / options.batch_size,
+        views_per_second=method.n_views * options.batch_size / batch_seconds,
+        prediction_seconds=prediction_seconds,
+        peak_memory=memory,
+    )
 
 
 def random_batch(
@@ -79,8 +91,10 @@ def random_batch(
     >>> views.shape, labels.tolist()
     (torch.Size([2, 3, 4]), [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     """
-    labels = torch.eye(classes, device=device)[torch.arange(images, device=device) % classes]
-    return torch.rand(n_views, images, *shape, device=device), labels
+    class_of_image = torch.arange(images, device=device) % classes
+    labels = torch.eye(classes, device=device)[class_of_image]
+    views = torch.rand(n_views, images, *shape, device=device)
+    return views, labels
 
 
 def seconds_per_row(forward: Callable[[Tensor], object], rows: Tensor) -> float:
@@ -104,6 +118,7 @@ def step_memory(method: Method, views: Tensor, labels: Tensor, training: Trainin
 
 
 def _training_step(method: Method, views: Tensor, labels: Tensor, training: Training) -> Callable[[], None]:
+    """Return a function that makes one training step on these views, with a new optimizer."""
     optimizer = build_optimizer(method.to(views.device).train(), training)
 
     def step() -> None:
@@ -116,15 +131,20 @@ def _training_step(method: Method, views: Tensor, labels: Tensor, training: Trai
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
     """Return the time of the fastest round after a warm-up, or of the warm-up itself if it takes long."""
-    seconds: list[float] = []
+    warm_up = _seconds_of_round(work, device)
     # All processes must run the same number of rounds, since the work may synchronize them.
-    while len(seconds) < (1 + ROUNDS) and (not seconds or broadcast(seconds[0]) < LONG_SECONDS):
-        start = time.perf_counter()
-        work()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:] or seconds)
+    if broadcast(warm_up) >= LONG_SECONDS:
+        return warm_up
+    return min(_seconds_of_round(work, device) for _ in range(ROUNDS))
+
+
+def _seconds_of_round(work: Callable[[], None], device: torch.device) -> float:
+    """Return the time of one call, including the work that it has queued on a GPU."""
+    start = time.perf_counter()
+    work()
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start
 
 
 def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
@@ -144,7 +164,8 @@ def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") 
         before = torch.cuda.memory_allocated(device)
         work()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device)) - int(before)
+        peak = torch.cuda.max_memory_allocated(device)
+        return int(peak) - int(before)
     tracker = _MemoryTracker()
     with tracker:
         work()
@@ -152,17 +173,21 @@ def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") 
 
 
 class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    """Mode that tracks the memory of tensors that operations create: the bytes in use `now`, and their peak."""
+
     # torch's profiler would include temporary memory, but prints to the terminal when it starts and stops.
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now, self.peak = 0, 0
-        self._sizes: dict[int, int | None] = {}  # None for memory allocated earlier
+        self.now = 0
+        self.peak = 0
+        self._sizes: dict[int, int | None] = {}  # bytes by the id of a storage; None for memory allocated earlier
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Run an operation, and count the memory of its results that did not exist before."""
         kwargs = kwargs or {}
         # `torch.tensor` fills its memory without dispatch; `lift_fresh` is the first operation on the new tensor.
         if func is not torch.ops.aten.lift_fresh.default:
@@ -172,21 +197,31 @@ class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return result
 
     def _track(self, tree: Any, *, initial_size: int | None) -> None:
+        """Count the memory of all tensors in nested arguments or results; see `_count`."""
         for leaf in tree_leaves(tree):
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 self._count(leaf.untyped_storage(), initial_size)
 
     def _count(self, storage: torch.UntypedStorage, initial_size: int | None) -> None:
-        key, size = id(storage), storage.nbytes()  # the Python object lives as long as the memory
+        """Add the growth of some memory since it was last counted.
+
+        If it was never counted, it had `initial_size` bytes: 0 if the operation has created it, None if it is older
+        and does not count at all.
+        """
+        key = id(storage)  # the Python object lives as long as the memory
+        size = storage.nbytes()
         if key not in self._sizes:
             self._alive[key] = weakref.ref(storage, functools.partial(self._release, key))
             self._sizes[key] = initial_size
-        previous = self._sizes[key]
-        if previous is not None:
-            self._sizes[key] = size
-            self.now += size - previous  # an operation may also resize
-            self.peak = max(self.peak, self.now)
+        previous_size = self._sizes[key]
+        if previous_size is None:
+            return
+        self._sizes[key] = size
+        self.now += size - previous_size  # an operation may also resize
+        self.peak = max(self.peak, self.now)
 
     def _release(self, key: int, _: object) -> None:
-        self.now -= self._sizes.pop(key) or 0
+        """Subtract memory that was released; a weak reference calls this."""
+        released_size = self._sizes.pop(key)
+        self.now -= released_size or 0  # None for memory allocated earlier
         del self._alive[key]

@@ -49,12 +49,12 @@ class Encoder(nn.Module):
         # In some models, there are more pooled features than `num_features`, the number of maps.
         self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
         self.channels: int = self.model.num_features
-        self.image_size: int = image_size or cfg["input_size"][-1]
+        default_size = cfg["input_size"][-1]  # the shape is (channels, height, width)
+        self.image_size: int = image_size or default_size
         self.mean: tuple[float, float, float] = tuple(cfg["mean"])
         self.std: tuple[float, float, float] = tuple(cfg["std"])
-        self.interpolation: Literal["bilinear", "bicubic"] = (
-            "bicubic" if cfg["interpolation"] == "bicubic" else "bilinear"
-        )
+        is_bicubic = cfg["interpolation"] == "bicubic"
+        self.interpolation: Literal["bilinear", "bicubic"] = "bicubic" if is_bicubic else "bilinear"
 
     def train(self, mode: bool = True) -> "Encoder":
         """Set the training mode; with `fixed_statistics`, batch normalization stays in evaluation mode."""
@@ -68,7 +68,8 @@ class Encoder(nn.Module):
     def forward(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N D"]:
         """Return the pooled features."""
         features: Tensor = self.model(images)
-        if features.shape[1:] != (self.features,):
+        expected_shape = (self.features,)
+        if features.shape[1:] != expected_shape:
             shape = tuple(features.shape[1:])
             raise ValueError(
                 f"{self.name} returns features of shape {shape} instead of {counted(self.features, 'pooled feature')}; "
@@ -90,28 +91,34 @@ class Encoder(nn.Module):
         """Convert a model activation (tokens, or maps with channels last or first) to maps with channels first."""
         if activation.ndim == 4:
             return activation.permute(0, 3, 1, 2) if self._channels_last else activation
-        tokens = activation[:, self._count_prefix_tokens(activation) :]  # (N, h·w, K)
-        side = math.isqrt(tokens.shape[1])
-        if side**2 != tokens.shape[1] or side < 2:
-            tokens_do = counted(tokens.shape[1], "token does", "tokens do")
+        prefix_tokens = self._count_prefix_tokens(activation)
+        tokens = activation[:, prefix_tokens:]  # (N, h·w, K)
+        n_tokens = tokens.shape[1]
+        side = math.isqrt(n_tokens)
+        if side**2 != n_tokens or side < 2:
+            tokens_do = counted(n_tokens, "token does", "tokens do")
             raise ValueError(f"{self.name}: {tokens_do} not form a square map; choose another encoder")
-        # len(tokens) would make the batch size of an exported model constant.
-        return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
+        n_images = tokens.shape[0]  # len(tokens) would make the batch size of an exported model constant
+        return tokens.transpose(1, 2).reshape(n_images, -1, side, side)
 
     def from_maps(self, maps: Float[Tensor, "N K h w"], activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
         """Return the activation with its maps replaced; this is the inverse of `to_maps`."""
         if activation.ndim == 4:
             return maps.permute(0, 2, 3, 1) if self._channels_last else maps
-        prefix = activation[:, : self._count_prefix_tokens(activation)]
-        return torch.cat([prefix, maps.flatten(2).transpose(1, 2)], dim=1)
+        prefix_tokens = activation[:, : self._count_prefix_tokens(activation)]
+        map_tokens = maps.flatten(2).transpose(1, 2)  # (N, h·w, K)
+        return torch.cat([prefix_tokens, map_tokens], dim=1)
 
     @property
     def _channels_last(self) -> bool:
+        """Whether the model has maps of shape (N, h, w, K); only some models declare their format."""
         return getattr(self.model, "output_fmt", "NCHW") == "NHWC"
 
     def _count_prefix_tokens(self, tokens: Float[Tensor, "N T K"]) -> int:
         """Return the number of prefix tokens; a model that does not define it has at most a class token."""
-        class_tokens = int(math.isqrt(tokens.shape[1]) ** 2 < tokens.shape[1])
+        n_tokens = tokens.shape[1]
+        form_a_square = math.isqrt(n_tokens) ** 2 == n_tokens
+        class_tokens = 0 if form_a_square else 1
         return int(getattr(self.model, "num_prefix_tokens", class_tokens))
 
 
@@ -138,10 +145,13 @@ def describe_encoder(name: str) -> str:
     'test_resnet.r160_in1k, 0.4 M parameters (1 MB), license apache-2.0'
     """
     cfg = _configuration(name)
-    tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
-    parameters = parameters_in_millions(name)
-    size = f"{parameters:.1f} M parameters ({4 * parameters:.0f} MB)"
-    return f"{tag}, {size}, license {cfg['license'] or 'not stated'}"
+    tag = name
+    if cfg["tag"]:  # the default tag, if the name has none
+        architecture = name.split(".")[0]
+        tag = f"{architecture}.{cfg['tag']}"
+    millions = parameters_in_millions(name)
+    megabytes = 4 * millions  # float32
+    return f"{tag}, {millions:.1f} M parameters ({megabytes:.0f} MB), license {cfg['license'] or 'not stated'}"
 
 
 @functools.cache
@@ -153,15 +163,18 @@ def parameters_in_millions(name: str) -> float:
     """
     with torch.device("meta"):
         model = timm.create_model(name, pretrained=False, num_classes=0)
-    return float(sum(parameter.numel() for parameter in model.parameters()) / 1e6)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    return float(count / 1e6)
 
 
 def _configuration(name: str) -> dict[str, Any]:
+    """Return timm's configuration of a pretrained model: input size, normalization, license and location of weights."""
     architecture = name.split(".")[0]
     try:
         cfg = timm.get_pretrained_cfg(name)  # None if timm does not have, or no longer has, this model
     except RuntimeError as error:
-        tags = ", ".join(model.partition(".")[2] for model in timm.list_pretrained(architecture))
+        models = timm.list_pretrained(architecture)
+        tags = ", ".join(model.partition(".")[2] for model in models)
         raise SettingsError(f"{name}: {error} Available tags: {tags or 'none'}") from error
     if cfg is None:
         raise SettingsError(f"timm has no model {name!r}; {suggestion(architecture, timm.list_models())}")
@@ -173,7 +186,7 @@ def refuse_size(name: str, image_size: int | None) -> None:
     """Raise `SettingsError` if a model does not support an image size; it runs on the meta device if possible."""
     if image_size is None:
         return
-    size: dict[str, Any] = {"img_size": image_size} if _configuration(name)["fixed_input_size"] else {}
+    size = _size_argument(_configuration(name), image_size)
     problem: Exception | None = None
     for device in ("meta", "cpu"):  # a few models cannot run on the meta device
         try:
@@ -190,11 +203,19 @@ def refuse_size(name: str, image_size: int | None) -> None:
 
 
 def _build(name: str, cfg: dict[str, Any], weights: str | Path | None, image_size: int | None) -> Any:
-    # Only models with a fixed input size, such as vision transformers, have this argument.
-    size: dict[str, Any] = {"img_size": image_size} if image_size and cfg["fixed_input_size"] else {}
+    """Return timm's model without its classifier, with the given weights; see `Encoder`."""
+    size = _size_argument(cfg, image_size)
     if weights == "pretrained":
         return pretrained(name, cfg, size)
     model = timm.create_model(name, pretrained=False, num_classes=0, **size)
     if weights is not None:
         load_weights(model, Path(weights), cfg)
     return model
+
+
+def _size_argument(cfg: dict[str, Any], image_size: int | None) -> dict[str, Any]:
+    """Return the argument of `timm.create_model` for an image size; None means the default size of the model."""
+    # Only models with a fixed input size, such as vision transformers, have this argument.
+    if image_size is not None and cfg["fixed_input_size"]:
+        return {"img_size": image_size}
+    return {}

@@ -65,8 +65,9 @@ def two_maps(encoder: Encoder, images: Float[Tensor, "N *image"]) -> TwoMaps:
     >>> entering.shape, last.shape
     (torch.Size([1, 192, 4, 4]), torch.Size([1, 96, 2, 2]))
     """
+    last_stage = stages(encoder)[-1]
     inputs: list[Tensor] = []
-    with hook_stage_inputs(encoder, {stages(encoder)[-1]: inputs.append}):
+    with hook_stage_inputs(encoder, {last_stage: inputs.append}):
         last = encoder.maps(images)
     (entering,) = inputs
     return TwoMaps(entering, last)
@@ -84,14 +85,17 @@ def hook_stage_inputs(encoder: Encoder, hooks: Mapping[Stage, StageHook]) -> Ite
     """
 
     def call_hook(hook: StageHook, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the inputs of a module with new maps; None leaves them unchanged."""
         activation, *others = inputs
-        maps = hook(encoder.to_maps(activation))
-        return None if maps is None else (encoder.from_maps(maps, activation), *others)
+        new_maps = hook(encoder.to_maps(activation))
+        if new_maps is None:
+            return None
+        return encoder.from_maps(new_maps, activation), *others
 
-    handles = [
-        encoder.model.get_submodule(stage.module).register_forward_pre_hook(functools.partial(call_hook, hook))
-        for stage, hook in hooks.items()
-    ]
+    handles = []
+    for stage, hook in hooks.items():
+        module = encoder.model.get_submodule(stage.module)
+        handles.append(module.register_forward_pre_hook(functools.partial(call_hook, hook)))
     try:
         yield
     finally:
@@ -130,11 +134,12 @@ def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
 
 @functools.cache
 def _unused_by_maps(name: str, image_size: int) -> frozenset[str]:
-    """Return the names of the parameters that do not affect the maps, identified on the meta device."""
+    """Return the names of the parameters that do not affect the maps: they get no gradient on the meta device."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.enable_grad():
-        model = Encoder(name, image_size=image_size).eval()
-        model.maps(torch.empty(1, 3, image_size, image_size)).sum().backward()  # type: ignore[no-untyped-call]
-    return frozenset(key for key, parameter in model.model.named_parameters() if parameter.grad is None)
+        encoder = Encoder(name, image_size=image_size).eval()
+        maps = encoder.maps(torch.empty(1, 3, image_size, image_size))
+        maps.sum().backward()  # type: ignore[no-untyped-call]
+    return frozenset(key for key, parameter in encoder.model.named_parameters() if parameter.grad is None)
 
 
 def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int = 1) -> Encoder:
@@ -144,7 +149,8 @@ def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int 
     5
     """
     encoder = with_maps(encoder, method)
-    available = sum(stage.channels > 0 for stage in stages(encoder)[-count:])
+    last_stages = stages(encoder)[-count:]
+    available = sum(stage.channels > 0 for stage in last_stages)
     if available < count:
         raise ValueError(
             f"{method} needs the input maps of the last {counted(count, 'stage')}, but {encoder.name} has {available} "
@@ -155,6 +161,7 @@ def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int 
 
 @functools.cache  # never evicted: the result must be available while a model is exported
 def _stages(name: str, image_size: int) -> tuple[Stage, ...]:
+    """Return the stages of a model with random weights; none if the model cannot run at this image size."""
     for device in ("meta", "cpu"):  # a few models cannot run on the meta device
         with (
             contextlib.suppress(*MODEL_ERRORS),
@@ -167,36 +174,48 @@ def _stages(name: str, image_size: int) -> tuple[Stage, ...]:
 
 
 def _find_stages(encoder: Encoder) -> tuple[Stage, ...]:
-    """Return the stages in forward-pass order, up to the last one with enough parameters in and after it."""
+    """Return the stages in forward-pass order, up to the last one with enough parameters in and after it.
+
+    Hooks in one forward pass note when a module of the model has finished, and when a stage is entered.
+    """
     try:
         unused = _unused_by_maps(encoder.name, encoder.image_size)
     except MODEL_ERRORS:  # without maps, all parameters count
         unused = frozenset()
-    sizes = {key: p.numel() for key, p in encoder.model.named_parameters() if key not in unused}
-    minimum = LEARNING_SHARE * sum(sizes.values())
-    finished: list[str] = []
-    stages_found: list[Stage] = []
+    sizes = {key: parameter.numel() for key, parameter in encoder.model.named_parameters() if key not in unused}
+    smallest_rest = LEARNING_SHARE * sum(sizes.values())
+    finished_modules: list[str] = []
+    entered_stages: list[Stage] = []
 
-    def enter(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        prefixes = tuple(f"{other}." for other in finished)
-        if sum(size for key, size in sizes.items() if not key.startswith(prefixes)) >= minimum:
-            stages_found.append(_stage(encoder, name, inputs[0]))
+    def enter(stage_name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Add a stage if enough parameters belong to modules that have not finished yet."""
+        finished_prefixes = tuple(f"{finished}." for finished in finished_modules)
+        rest = sum(size for key, size in sizes.items() if not key.startswith(finished_prefixes))
+        if rest >= smallest_rest:
+            activation = inputs[0]
+            entered_stages.append(_stage(encoder, stage_name, activation))
 
-    for name, module in encoder.model.named_modules():
-        module.register_forward_hook(lambda *_, name=name: finished.append(name))
-    for info in getattr(encoder.model, "feature_info", []):
-        name = info["module"]
-        encoder.model.get_submodule(name).register_forward_pre_hook(functools.partial(enter, name))
+    for module_name, module in encoder.model.named_modules():
+        # The default argument keeps the name of this module; the loop variable will change.
+        module.register_forward_hook(lambda *_, name=module_name: finished_modules.append(name))
+    for info in getattr(encoder.model, "feature_info", []):  # timm's list of the stages
+        stage_name = info["module"]
+        stage_module = encoder.model.get_submodule(stage_name)
+        stage_module.register_forward_pre_hook(functools.partial(enter, stage_name))
     encoder(torch.empty(1, 3, encoder.image_size, encoder.image_size))
-    return tuple(stages_found)
+    return tuple(entered_stages)
 
 
 def _stage(encoder: Encoder, name: str, activation: Tensor) -> Stage:
+    """Return the stage with this input; it has 0 channels if the input is not a square map."""
+    without_square_map = Stage(name, channels=0, side=0)
     try:
         _, channels, height, width = encoder.to_maps(activation).shape
     except MODEL_ERRORS:
-        return Stage(name, 0, 0)
-    return Stage(name, channels, height) if height == width else Stage(name, 0, 0)
+        return without_square_map
+    if height != width:
+        return without_square_map
+    return Stage(name, channels, height)
 
 
 class Trunk(nn.Module):
@@ -247,15 +266,19 @@ def split_encoder(encoder: Encoder) -> SplitEncoder | None:
     if not stages(encoder):
         return None
     last_stage = stages(encoder)[-1].module
-    trunk, tail = Trunk(encoder, last_stage), copy.deepcopy(encoder).eval()
+    trunk = Trunk(encoder, last_stage)
+    tail = copy.deepcopy(encoder).eval()
     tail.fixed_statistics = True
     was_training = encoder.training
     encoder.eval()
     try:
-        for name in _modules_before(encoder, last_stage):
-            parent, _, child = name.rpartition(".")
-            setattr(tail.model.get_submodule(parent), child, nn.Identity())
-        return SplitEncoder(trunk, tail) if _is_equivalent(encoder, trunk, tail) else None
+        for module_name in _modules_before(encoder, last_stage):
+            parent_name, _, child_name = module_name.rpartition(".")
+            parent = tail.model.get_submodule(parent_name)
+            setattr(parent, child_name, nn.Identity())
+        if not _is_equivalent(encoder, trunk, tail):
+            return None
+        return SplitEncoder(trunk, tail)
     except MODEL_ERRORS:
         return None  # the tail does not accept the activations as input
     finally:
@@ -263,11 +286,14 @@ def split_encoder(encoder: Encoder) -> SplitEncoder | None:
 
 
 class _StageReached(Exception):  # noqa: N818  # not an error; it stops a forward pass
+    """The input of a stage, raised to stop the forward pass of a model before this stage."""
+
     def __init__(self, activation: Tensor) -> None:
         self.activation = activation
 
 
 def _stop_with_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Stop the forward pass: a hook that raises the only input of its module as `_StageReached`."""
     (activation,) = inputs
     raise _StageReached(activation)
 
@@ -275,27 +301,33 @@ def _stop_with_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
 def _modules_before(encoder: Encoder, last_stage: str) -> list[str]:
     """Return the names of the outermost modules that run before the last stage."""
     finished: set[str] = set()
-    handles = [
-        module.register_forward_hook(lambda *_, name=name: finished.add(name))
-        for name, module in encoder.model.named_modules()
-        if name
-    ]
+    handles = []
+    for module_name, module in encoder.model.named_modules():
+        if module_name:  # the model itself has an empty name
+            # The default argument keeps the name of this module; the loop variable will change.
+            handle = module.register_forward_hook(lambda *_, name=module_name: finished.add(name))
+            handles.append(handle)
     try:
         Trunk(encoder, last_stage)(_random_image(encoder))
     finally:
         for handle in handles:
             handle.remove()
-    return [name for name in finished if not any(name.startswith(f"{other}.") for other in finished)]
+    prefixes = tuple(f"{name}." for name in finished)
+    return [name for name in finished if not name.startswith(prefixes)]
 
 
 @torch.inference_mode()
 def _is_equivalent(encoder: Encoder, trunk: Trunk, tail: Encoder) -> bool:
+    """Return whether the two parts compute the same features of a random image as the encoder, except for rounding."""
     image = _random_image(encoder)
-    expected, actual = encoder(image), tail(trunk(image))
-    return bool(torch.allclose(expected, actual, rtol=1e-3, atol=1e-4 * float(expected.abs().max())))
+    expected = encoder(image)
+    actual = tail(trunk(image))
+    largest = float(expected.abs().max())
+    return bool(torch.allclose(expected, actual, rtol=1e-3, atol=1e-4 * largest))
 
 
 def _random_image(encoder: Encoder) -> Float[Tensor, "1 3 S S"]:
+    """Return an image of random noise, always the same for an image size, on the device of the encoder."""
     generator = torch.Generator().manual_seed(0)
     device = next(encoder.parameters()).device
     return torch.rand(1, 3, encoder.image_size, encoder.image_size, generator=generator).to(device)

@@ -40,8 +40,10 @@ def full_name(name: str) -> str:
     >>> full_name("bce")
     'bce'
     """
-    file, colon, attribute = name.partition(":")
-    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else name
+    file, colon, function = name.partition(":")
+    if colon and file.endswith(".py"):
+        return f"{Path(file).resolve()}:{function}"
+    return name
 
 
 def find_method(name: str) -> type[Method]:
@@ -50,15 +52,17 @@ def find_method(name: str) -> type[Method]:
     >>> find_method("bce").__name__
     'BCE'
     """
-    module, _, attribute = METHODS.get(name, name).partition(":")
-    if module.endswith(".py"):
+    location = METHODS.get(name, name)  # a name that is not in the table is a location itself
+    module_name, _, attribute = location.partition(":")
+    if module_name.endswith(".py"):
         from probmcl.methods.custom_loss import custom_loss
 
         return custom_loss(full_name(name))
     if not attribute:
         raise SettingsError(f"unknown method {name!r}; {suggestion(name, METHODS)}")
     try:
-        method: type[Method] = getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(module_name)
+        method: type[Method] = getattr(module, attribute)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"method {name!r} cannot be loaded: {error}") from error
     return method

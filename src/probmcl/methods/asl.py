@@ -1,6 +1,6 @@
 """The asymmetric loss, trained end to end: one of the strongest baselines in the paper's tables."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import final
 
 from jaxtyping import Float
@@ -41,4 +41,13 @@ class ASL(LinearClassifier):
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the asymmetric loss, summed over the known entries."""
-        return asymmetric(logits, labels, known, **asdict(self.config), reduction=self.reduction)
+        return asymmetric(
+            logits,
+            labels,
+            known,
+            gamma_negative=self.config.gamma_negative,
+            gamma_positive=self.config.gamma_positive,
+            clip=self.config.clip,
+            focusing_gradient=self.config.focusing_gradient,
+            reduction=self.reduction,
+        )

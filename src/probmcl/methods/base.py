@@ -53,8 +53,11 @@ class MethodOrigin(NamedTuple):
         >>> MethodOrigin("authors' code", "zhu2021csra", ("paper",)).of("default")
         "authors' code, our settings"
         """
-        ours = self.fidelity != "standard" and preset not in self.published
-        return f"{self.fidelity}, our settings" if ours else self.fidelity
+        if self.fidelity == "standard":  # a textbook method has no published settings
+            return self.fidelity
+        if preset in self.published:
+            return self.fidelity
+        return f"{self.fidelity}, our settings"
 
 
 class Method(nn.Module, ABC):
@@ -116,9 +119,10 @@ class LogitClassifier(Classifier, ABC):
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Return the loss over all views of all images."""
-        labels, known = repeat_for_views(len(views), labels, known)
-        loss = self.loss(self.logits(views.flatten(0, 1)), labels, known)
-        return Step(rescale_for_ddp(loss, self.reduction, known), {})
+        row_labels, row_known = repeat_for_views(len(views), labels, known)
+        logits = self.logits(views.flatten(0, 1))  # (M, C)
+        loss = self.loss(logits, row_labels, row_known)
+        return Step(rescale_for_ddp(loss, self.reduction, row_known), {})
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the loss of the known entries, reduced by `reduction`."""
@@ -143,16 +147,23 @@ class LinearClassifier(LogitClassifier, ABC):
 def repeat_for_views(
     n_views: int, labels: Labels, known: Known
 ) -> tuple[Float[Tensor, "M C"], Bool[Tensor, "M C"] | None]:
-    """Repeat the labels and their mask once per view, in row order."""
-    return labels.repeat(n_views, 1), None if known is None else known.repeat(n_views, 1)
+    """Repeat the labels of N images and their mask once per view, for the M = V·N rows in the order v·N + i."""
+    row_labels = labels.repeat(n_views, 1)
+    if known is None:
+        return row_labels, None
+    return row_labels, known.repeat(n_views, 1)
 
 
 def cross_entropies(
     logits: Mapping[str, Float[Tensor, "M C"]], n_views: int, labels: Labels, known: Known
 ) -> dict[str, Float[Tensor, ""]]:
     """Return the binary cross-entropy of each named prediction for the same views."""
-    labels, known = repeat_for_views(n_views, labels, known)
-    return {name: rescale_for_ddp(binary_cross_entropy(x, labels, known), "mean", known) for name, x in logits.items()}
+    row_labels, row_known = repeat_for_views(n_views, labels, known)
+    losses = {}
+    for name, row_logits in logits.items():
+        loss = binary_cross_entropy(row_logits, row_labels, row_known)
+        losses[name] = rescale_for_ddp(loss, "mean", row_known)
+    return losses
 
 
 def rescale_for_ddp(
@@ -168,11 +179,15 @@ def rescale_for_ddp(
         reduction: reduction used to compute the loss.
         known: mask of the entries that the loss was reduced over; None means all.
     """
-    if distributed.world_size() == 1:
+    processes = distributed.world_size()
+    if processes == 1:
         return loss
     if reduction == "sum":
-        return loss * distributed.world_size()
+        return loss * processes
     if known is None:
         return loss
-    entries = known.sum().to(loss.dtype)
-    return loss * entries / distributed.all_reduce_mean(entries).clamp(min=1 / distributed.world_size())
+    known_here = known.sum().to(loss.dtype)
+    known_per_process = distributed.all_reduce_mean(known_here)
+    # One known entry in all processes together. Without any known entry, the loss is then 0 instead of NaN.
+    smallest = 1 / processes
+    return loss * known_here / known_per_process.clamp(min=smallest)

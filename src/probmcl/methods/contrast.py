@@ -50,8 +50,11 @@ class ProjectionHead(nn.Module):
 
     def __init__(self, in_features: int, sizes: Sequence[int]) -> None:
         super().__init__()
-        linears = [nn.Linear(*ends) for ends in pairwise((in_features, *sizes))]
-        self.layers = nn.Sequential(*[layer for linear in linears for layer in (linear, nn.ReLU())][:-1])
+        layers: list[nn.Module] = []
+        for n_inputs, n_outputs in pairwise((in_features, *sizes)):
+            layers += [nn.Linear(n_inputs, n_outputs), nn.ReLU()]
+        without_last_relu = layers[:-1]
+        self.layers = nn.Sequential(*without_last_relu)
 
     @full_precision
     def forward(self, features: Float[Tensor, "M D"]) -> Float[Tensor, "M d"]:
@@ -76,15 +79,21 @@ class ProjectedContrast(Method, ABC):
         self.projection = ProjectionHead(encoder.features, self.config.projection)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the contrastive loss over all views, with the collapse statistics."""
+        """Return the contrastive loss over all views, with the collapse statistics of the rows of this process."""
+        n_views = len(views)
         features = self.encoder(views.flatten(0, 1))  # (M, D)
         projected = self.projection(features)  # (M, d)
-        similarity = full_precision(torch.matmul)(projected, distributed.gather(projected).T)  # (M, P)
-        loss = self.contrast(similarity, labels, known, len(views))
-        local = similarity[:, distributed.local_rows(len(similarity))]  # each process monitors its own rows
-        overlaps = _overlap(labels, labels, known, known, "jaccard").fill_diagonal_(1).repeat(len(views), len(views))
-        positive = positives(overlaps, threshold=POSITIVE_OVERLAP)
-        statistics = collapse_statistics(features, None, local, positive, n_views=len(views))
+        all_projected = distributed.gather(projected)  # (P, d)
+        similarity = full_precision(torch.matmul)(projected, all_projected.T)  # (M, P)
+        loss = self.contrast(similarity, labels, known, n_views)
+
+        own_rows = distributed.local_rows(len(similarity))
+        own_similarity = similarity[:, own_rows]  # (M, M)
+        image_overlaps = _overlap(labels, labels, kind="jaccard", known_a=known, known_b=known)  # (N, N)
+        image_overlaps.fill_diagonal_(1)  # views of one image are positives even if its labels are unknown
+        own_overlaps = image_overlaps.repeat(n_views, n_views)  # (M, M)
+        own_positives = positives(own_overlaps, threshold=POSITIVE_OVERLAP)
+        statistics = collapse_statistics(features, None, own_similarity, own_positives, n_views=n_views)
         return Step(loss, {"contrastive": loss, **statistics})
 
     @abstractmethod
@@ -112,14 +121,17 @@ def label_overlap(
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]])
     """
-    known_b = None if known is None else distributed.gather(known)
-    between_images = _overlap(labels, distributed.gather(labels), known, known_b, kind)
+    all_known = None if known is None else distributed.gather(known)
+    all_labels = distributed.gather(labels)
+    between_images = _overlap(labels, all_labels, kind=kind, known_a=known, known_b=all_known)  # (N, processes·N)
+    n_images = len(labels)
+    own_images = distributed.local_rows(n_images)
     # Deviation (decision 0001, point 26): views of one image are positives even if its labels are unknown.
-    between_images[:, distributed.local_rows(len(labels))].fill_diagonal_(1)
-    by_process = between_images.reshape(
-        len(labels), distributed.world_size(), len(labels)
-    )  # within a process, columns are in the order v·N + i
-    return by_process.repeat(n_views, 1, n_views).flatten(1)
+    between_images[:, own_images].fill_diagonal_(1)
+    # The rows of one process are adjacent columns, in the order v·N + i. Its block is therefore repeated as a whole.
+    blocks = between_images.reshape(n_images, distributed.world_size(), n_images)
+    repeated_blocks = blocks.repeat(n_views, 1, n_views)  # (M, processes, M)
+    return repeated_blocks.flatten(1)
 
 
 def gather_rows(per_image: Shaped[Tensor, "N C"], *, n_views: int) -> Shaped[Tensor, "P C"]:
@@ -146,17 +158,25 @@ def gather_mixture(mixture: Mixture) -> Mixture:
     if distributed.world_size() == 1:
         return mixture
     tensors = {name: value for name, value in vars(mixture).items() if isinstance(value, Tensor)}
-    flat = [x.flatten(1) for x in tensors.values()]
-    parts = torch.split(distributed.gather(torch.cat(flat, dim=1)), [x.shape[1] for x in flat], dim=1)
-    gathered: dict[str, Any] = {
-        name: part.reshape(-1, *x.shape[1:]) for (name, x), part in zip(tensors.items(), parts, strict=True)
-    }
+    matrices = [tensor.flatten(1) for tensor in tensors.values()]
+    widths = [matrix.shape[1] for matrix in matrices]
+    all_rows = distributed.gather(torch.cat(matrices, dim=1))
+    parts = torch.split(all_rows, widths, dim=1)
+    gathered: dict[str, Any] = {}
+    for (name, tensor), part in zip(tensors.items(), parts, strict=True):
+        gathered[name] = part.reshape(-1, *tensor.shape[1:])
     return replace(mixture, **gathered)
 
 
 def _overlap(
-    a: Tensor, b: Tensor, known_a: Tensor | None, known_b: Tensor | None, kind: Overlap
+    a: Float[Tensor, "N C"],
+    b: Float[Tensor, "Q C"],
+    *,
+    kind: Overlap,
+    known_a: Bool[Tensor, "N C"] | None,
+    known_b: Bool[Tensor, "Q C"] | None,
 ) -> Float[Tensor, "N Q"]:
+    """Return the overlap of every pair of label sets, one from `a` and one from `b`, in the measure `kind`."""
     if kind == "jaccard":
         return overlap.jaccard(a, b, known_a=known_a, known_b=known_b)
     return overlap.cosine(a, b, known_a=known_a, known_b=known_b, literal=kind == "cosine_literal")
@@ -190,18 +210,24 @@ def collapse_statistics(
     - similarity_positive, similarity_negative: mean similarity of positive pairs and of negative pairs
     - rows_without_positives: fraction of rows whose only positives are views of the same image
     """
-    unit = normalize(features, dim=1)
-    images = torch.arange(len(features), device=features.device) % (len(features) // n_views)
-    same_image = images[:, None] == images
-    negative = ~positive & ~torch.eye(len(features), dtype=torch.bool, device=features.device)
-    components = {} if mixture is None else {"effective_components": mixture.effective_components().mean()}
-    return components | {
-        "mean_coordinate": unit.mean(1).abs().mean() * unit.shape[1] ** 0.5,
-        "feature_cosine": (unit @ unit.T)[~same_image].mean(),
-        "similarity_positive": similarity[positive].mean(),
-        "similarity_negative": similarity[negative].mean(),
-        "rows_without_positives": (~(positive & ~same_image).any(1)).float().mean(),
-    }
+    n_rows = len(features)
+    n_images = n_rows // n_views
+    image_of_row = torch.arange(n_rows, device=features.device) % n_images
+    same_image = image_of_row[:, None] == image_of_row  # (M, M)
+    same_row = torch.eye(n_rows, dtype=torch.bool, device=features.device)
+    negative = ~positive & ~same_row
+    has_other_positives = (positive & ~same_image).any(1)  # (M)
+    unit_features = normalize(features, dim=1)
+
+    statistics = {}
+    if mixture is not None:
+        statistics["effective_components"] = mixture.effective_components().mean()
+    statistics["mean_coordinate"] = unit_features.mean(1).abs().mean() * unit_features.shape[1] ** 0.5
+    statistics["feature_cosine"] = (unit_features @ unit_features.T)[~same_image].mean()
+    statistics["similarity_positive"] = similarity[positive].mean()
+    statistics["similarity_negative"] = similarity[negative].mean()
+    statistics["rows_without_positives"] = (~has_other_positives).float().mean()
+    return statistics
 
 
 def collapse_warning(statistics: Mapping[str, float]) -> str | None:
@@ -214,12 +240,17 @@ def collapse_warning(statistics: Mapping[str, float]) -> str | None:
     """
     if "similarity_positive" not in statistics:
         return None
-    positive, negative = statistics["similarity_positive"], statistics["similarity_negative"]
-    if not positive - negative < SMALLEST_GAP:  # also true for NaN, as in a batch without negatives
+    positive = statistics["similarity_positive"]
+    negative = statistics["similarity_negative"]
+    has_collapsed = positive - negative < SMALLEST_GAP  # false for NaN, the mean of a batch without negatives
+    if not has_collapsed:
         return None
-    has_mixtures = "effective_components" in statistics
-    components = f"; {statistics['effective_components']:.1f} effective components" if has_mixtures else ""
+    compared = "images"
+    components = ""
+    if "effective_components" in statistics:
+        compared = "mixtures of images"
+        components = f"; {statistics['effective_components']:.1f} effective components"
     return (
-        f"collapsed: {'mixtures of images' if has_mixtures else 'images'} that share labels are not more similar than "
+        f"collapsed: {compared} that share labels are not more similar than "
         f"others (mean similarity {positive:.3f} and {negative:.3f}{components})"
     )

@@ -49,14 +49,14 @@ class CSRA(LogitClassifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = with_maps(encoder, "csra")
         self.attention = ResidualAttention(
             self.encoder.channels,
             len(label_space),
-            heads=c.heads,
-            attention_weight=c.attention_weight,
-            normalize=c.normalize,
+            heads=self.config.heads,
+            attention_weight=self.config.attention_weight,
+            normalize=self.config.normalize,
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:

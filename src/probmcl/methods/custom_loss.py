@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from probmcl.errors import SettingsError
@@ -52,8 +52,10 @@ class CustomLoss(LinearClassifier, ABC):
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the value of the function."""
-        known = torch.ones_like(labels, dtype=torch.bool) if known is None else known
-        return _call_loss(type(self).function, logits, labels.where(known, 0), known)
+        if known is None:
+            known = torch.ones_like(labels, dtype=torch.bool)
+        known_labels = labels.where(known, 0)
+        return _call_loss(type(self).function, logits, known_labels, known)
 
 
 class CustomContrast(ProjectedContrast, ABC):
@@ -71,9 +73,11 @@ class CustomContrast(ProjectedContrast, ABC):
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """Return the value of the function."""
-        overlaps = label_overlap(labels, known, n_views=n_views)
-        column = self_columns(similarity)
-        return _call_loss(type(self).function, _drop_column(similarity, column), _drop_column(overlaps, column))
+        overlaps = label_overlap(labels, known, n_views=n_views)  # (M, P)
+        self_column = self_columns(similarity)
+        similarity_to_others = _drop_column(similarity, self_column)  # (M, P−1)
+        overlaps_with_others = _drop_column(overlaps, self_column)
+        return _call_loss(type(self).function, similarity_to_others, overlaps_with_others)
 
 
 @functools.cache
@@ -84,21 +88,27 @@ def custom_loss(path: str) -> type[Method]:
         path: FILE.py:FUNCTION. The file is executed, so the path must come from the user, not from a run folder.
     """
     file, _, name = path.partition(":")
-    function = getattr(_module(Path(file)), name, None)
+    module = _import_file(Path(file))
+    function = getattr(module, name, None)
     if not inspect.isfunction(function):
         raise SettingsError(f"{file}: function {name!r} does not exist; expected {FORMS}")
-    base = _base(function, path)
+    base = _base_class(function, path)
 
     @final
     class Custom(base):  # type: ignore[misc,valid-type]
         __doc__ = inspect.getdoc(function) or f"Custom loss {name}."
 
-    Custom.function, Custom.__name__ = staticmethod(function), name
+    Custom.function = staticmethod(function)
+    Custom.__name__ = name
     method: type[Method] = Custom
     return method
 
 
-def _base(function: Loss, path: str) -> type[Any]:
+def _base_class(function: Loss, path: str) -> type[Any]:
+    """Return the base class of a method for a loss function; the names of its first arguments decide.
+
+    `path` names the function in an error.
+    """
     arguments = list(inspect.signature(function).parameters)
     if arguments[:3] == ["logits", "labels", "known"]:
         return CustomLoss
@@ -107,8 +117,8 @@ def _base(function: Loss, path: str) -> type[Any]:
     raise SettingsError(f"{path}: expected {FORMS}, got arguments ({', '.join(arguments)})")
 
 
-def _module(path: Path) -> ModuleType:
-    """Import the file once, using its path as a unique module name."""
+def _import_file(path: Path) -> ModuleType:
+    """Import a Python file once, using its path as a unique module name."""
     name = str(path.resolve())
     if name in sys.modules:
         return sys.modules[name]
@@ -117,34 +127,39 @@ def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(
-        spec
-    )  # registered before it runs, since dataclasses look up their module
-    sys.path.insert(0, str(path.resolve().parent))  # the file may import modules from its folder
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before the file is executed, since dataclasses look up their module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # the file may import modules from its folder
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise SettingsError(f"{path}: the file cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        sys.path.remove(folder)
     return module
 
 
 def _call_loss(function: Loss, *arguments: Tensor) -> Float[Tensor, ""]:
+    """Call the loss function of a user. Raise `ValueError` if it does not return a scalar, or calls `sys.exit`."""
     try:
         loss = function(*arguments)
     except SystemExit as end:
         if end.code:  # also the exit after a signal
             raise
         raise ValueError(f"the loss {function.__name__} called sys.exit") from end  # or the run would seem to succeed
-    if not isinstance(loss, Tensor) or loss.ndim:
-        value = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ValueError(f"the loss {function.__name__} must return a scalar tensor of shape (), got {value}")
-    return loss
+    if isinstance(loss, Tensor) and loss.ndim == 0:
+        return loss
+    returned = f"a {type(loss).__name__}"
+    if isinstance(loss, Tensor):
+        returned = f"a tensor of shape {tuple(loss.shape)}"
+    raise ValueError(f"the loss {function.__name__} must return a scalar tensor of shape (), got {returned}")
 
 
-def _drop_column(matrix: Float[Tensor, "M P"], column: Tensor) -> Float[Tensor, "M Q"]:
-    rows, columns = matrix.shape
-    kept = torch.arange(columns, device=matrix.device)[None] != column[:, None]  # (M, P)
-    return matrix[kept].reshape(rows, columns - 1)
+def _drop_column(matrix: Float[Tensor, "M P"], column: Int[Tensor, "M"]) -> Float[Tensor, "M Q"]:
+    """Remove one entry from each row, so that Q = P−1 columns remain; `column` has the position in each row."""
+    n_rows, n_columns = matrix.shape
+    positions = torch.arange(n_columns, device=matrix.device)
+    kept = positions[None] != column[:, None]  # (M, P)
+    return matrix[kept].reshape(n_rows, n_columns - 1)

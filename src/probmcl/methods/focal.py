@@ -41,5 +41,11 @@ class Focal(LinearClassifier):
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the mean focal loss of the known entries."""
-        c = self.config
-        return focal(logits, labels, known, gamma=c.gamma, positive_weight=c.positive_weight, reduction=self.reduction)
+        return focal(
+            logits,
+            labels,
+            known,
+            gamma=self.config.gamma,
+            positive_weight=self.config.positive_weight,
+            reduction=self.reduction,
+        )

@@ -61,22 +61,26 @@ class Joint(LinearClassifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__(encoder, label_space, config)
-        contrastive = SupCon if self.config.contrast == "supcon" else ProbMCL
-        self.contrast: Method = contrastive(PrecomputedFeatures(encoder.features), label_space)
+        contrastive_method = SupCon if self.config.contrast == "supcon" else ProbMCL
+        features_only = PrecomputedFeatures(encoder.features)  # `forward` passes features instead of images
+        self.contrast: Method = contrastive_method(features_only, label_space)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Return the weighted sum of both losses over all views, with the collapse statistics."""
         n_views = len(views)
         features = self.encoder(views.flatten(0, 1))  # (M, D)
-        all_labels, all_known = repeat_for_views(n_views, labels, known)
-        loss = self.loss(self.linear(features), all_labels, all_known)
-        classification = rescale_for_ddp(loss, self.reduction, all_known)
-        contrast, terms = self.contrast(features.unflatten(0, (n_views, -1)), labels, known)
-        statistics = {name: value for name, value in terms.items() if name in STATISTICS}
-        total = classification + self.config.contrast_weight * contrast
-        return Step(total, {"classification": classification, "contrastive": contrast, **statistics})
+        row_labels, row_known = repeat_for_views(n_views, labels, known)
+        row_loss = self.loss(self.linear(features), row_labels, row_known)
+        classification = rescale_for_ddp(row_loss, self.reduction, row_known)
+
+        feature_views = features.unflatten(0, (n_views, -1))  # (V, N, D)
+        contrastive, contrastive_terms = self.contrast(feature_views, labels, known)
+        statistics = {name: value for name, value in contrastive_terms.items() if name in STATISTICS}
+        loss = classification + self.config.contrast_weight * contrastive
+        return Step(loss, {"classification": classification, "contrastive": contrastive, **statistics})
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the mean over the known entries, times the number of classes."""
-        loss = asymmetric if self.config.classification == "asl" else binary_cross_entropy
-        return loss(logits, labels, known, reduction=self.reduction) * logits.shape[1]
+        loss_function = asymmetric if self.config.classification == "asl" else binary_cross_entropy
+        classes = logits.shape[1]
+        return loss_function(logits, labels, known, reduction=self.reduction) * classes

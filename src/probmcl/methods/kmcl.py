@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
@@ -115,48 +115,73 @@ class KMCL(Classifier):
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Return the weighted sum of the three losses over all views."""
-        c, n_views = self.config, len(views)
-        z = at_least_float32(self.heads.reduction(self.encoder(views.flatten(0, 1))))  # (M, n)
+        n_views = len(views)
+        features = self.encoder(views.flatten(0, 1))  # (M, D)
+        z = at_least_float32(self.heads.reduction(features))  # (M, n)
         mixture = self.heads.mixture(z)
-        all_labels, all_known = repeat_for_views(n_views, labels, known)
-        classification = asymmetric(
-            mixture.logit,
-            all_labels,
-            all_known,
-            gamma_negative=c.gamma_negative,
-            gamma_positive=c.gamma_positive,
-            clip=c.clip,
-        )
+        row_labels, row_known = repeat_for_views(n_views, labels, known)
         terms = {
-            "classification": rescale_for_ddp(classification, "sum"),
-            "reconstruction": reconstruction(
-                mixture.log_weight,
-                mixture.log_kernels(z),
-                present(all_labels, all_known),
-                all_known,
-                kernel_floor=KERNEL_FLOOR if c.clamps else 0.0,
-                ratio_floor=SHARE_FLOOR if c.clamps else 0.0,
-            ),
+            "classification": self._classification(mixture, row_labels, row_known),
+            "reconstruction": self._reconstruction(mixture, z, row_labels, row_known),
             "contrast": self._contrast(mixture, labels, known, n_views),
         }
-        weights = (c.classification_weight, c.reconstruction_weight, c.contrastive_weight)
-        loss = torch.stack([weight * term for weight, term in zip(weights, terms.values(), strict=True)]).sum()
-        return Step(loss, terms)
+        weighted_terms = [
+            self.config.classification_weight * terms["classification"],
+            self.config.reconstruction_weight * terms["reconstruction"],
+            self.config.contrastive_weight * terms["contrast"],
+        ]
+        return Step(torch.stack(weighted_terms).sum(), terms)
 
-    def _contrast(
-        self, mixture: KernelMixture, labels: Tensor, known: Tensor | None, n_views: int
+    def _classification(
+        self, mixture: KernelMixture, row_labels: Float[Tensor, "M C"], row_known: Bool[Tensor, "M C"] | None
     ) -> Float[Tensor, ""]:
-        positive = present(labels, known)
-        rows = positive.repeat(n_views, 1)
-        scale = float(mixture.dim) if self.config.repeated_dimensions else 1.0
-        similarity = kernel_bhattacharyya(mixture, gather_mixture(mixture), present=rows, distance_scale=scale)
+        """Return L_ASL, the asymmetric loss of the logits, summed over the known entries."""
+        loss = asymmetric(
+            mixture.logit,
+            row_labels,
+            row_known,
+            gamma_negative=self.config.gamma_negative,
+            gamma_positive=self.config.gamma_positive,
+            clip=self.config.clip,
+        )
+        return rescale_for_ddp(loss, "sum")
+
+    def _reconstruction(
+        self,
+        mixture: KernelMixture,
+        z: Float[Tensor, "M n"],
+        row_labels: Float[Tensor, "M C"],
+        row_known: Bool[Tensor, "M C"] | None,
+    ) -> Float[Tensor, ""]:
+        """Return L_REC, the reconstruction loss of the reduced features `z`, averaged over rows."""
+        return reconstruction(
+            mixture.log_weight,
+            mixture.log_kernels(z),
+            present(row_labels, row_known),
+            row_known,
+            kernel_floor=KERNEL_FLOOR if self.config.clamps else 0.0,
+            ratio_floor=SHARE_FLOOR if self.config.clamps else 0.0,
+        )
+
+    def _contrast(self, mixture: KernelMixture, labels: Labels, known: Known, n_views: int) -> Float[Tensor, ""]:
+        """Return L_KMCL between the local rows and the rows of all processes, averaged over the local rows."""
+        present_in_images = present(labels, known)  # (N, C)
+        present_in_rows = present_in_images.repeat(n_views, 1)  # (M, C)
+        present_in_columns = gather_rows(present_in_images, n_views=n_views)  # (P, C)
+        known_in_columns = None if known is None else gather_rows(known, n_views=n_views)  # (P, C)
+        similarity = kernel_bhattacharyya(
+            mixture,
+            gather_mixture(mixture),
+            present=present_in_rows,
+            distance_scale=float(mixture.dim) if self.config.repeated_dimensions else 1.0,
+        )  # (M, P)
         overlaps = label_overlap(labels, known, n_views=n_views)  # (M, P)
         return kernel_contrastive(
             similarity,
             overlaps.to(similarity.dtype),
-            rows,
-            gather_rows(positive, n_views=n_views),
-            known_in_columns=None if known is None else gather_rows(known, n_views=n_views),
+            present_in_rows,
+            present_in_columns,
+            known_in_columns=known_in_columns,
             temperature=self.config.temperature,
             self_column=self_columns(overlaps),
             share_offset=SHARE_FLOOR if self.config.clamps else 0.0,

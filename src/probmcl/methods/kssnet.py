@@ -80,44 +80,57 @@ class KSSNet(LogitClassifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
+        classes = len(label_space)
         trainable = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-        self.encoder = with_stages(encoder, "kssnet", c.connections)
+        self.encoder = with_stages(encoder, "kssnet", self.config.connections)
         for parameter in trainable:  # `with_stages` froze the layers after the maps, which are used here
             parameter.requires_grad_(True)
-        self.register_buffer("graph", normalize_adjacency(_graph(label_space, c)))
-        self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
-        sizes = [*(stage.channels for stage in self._entrances), self.encoder.features]
-        self.embeddings = LabelEmbeddings([c.vector_size, *sizes], even=c.scale == "even")
-        *scales, scale = (size**-0.5 if c.scale == "even" else 1.0 for size in sizes)
-        self.connections = nn.ModuleList(
-            LateralConnection(stage.channels, len(label_space), scale=scale).requires_grad_(
-                has_stage(self.encoder, stage)
-            )
-            for stage, scale in zip(self._entrances, scales, strict=True)
+        self.register_buffer("graph", normalize_adjacency(_graph(label_space, self.config)))
+        self.vectors = label_nodes(label_space.names, size=self.config.vector_size, file=self.config.vectors)
+        stage_sizes = [stage.channels for stage in self._entrances]
+        self.embeddings = LabelEmbeddings(
+            [self.config.vector_size, *stage_sizes, self.encoder.features], even=self.config.scale == "even"
         )
-        self.classifier = EmbeddingClassifier(self.encoder.features, len(label_space), scale=scale, dropout=c.dropout)
+        self.connections = nn.ModuleList()
+        for stage in self._entrances:
+            connection = LateralConnection(stage.channels, classes, scale=self._scale(stage.channels))
+            connection.requires_grad_(has_stage(self.encoder, stage))  # a connection without its stage is not used
+            self.connections.append(connection)
+        self.classifier = EmbeddingClassifier(
+            self.encoder.features,
+            classes,
+            scale=self._scale(self.encoder.features),
+            dropout=self.config.dropout,
+        )
 
     @property
     def _entrances(self) -> tuple[Stage, ...]:
+        """The stages whose input a lateral connection modifies, from the first to the last."""
         return stages(self.encoder)[-self.config.connections :]
+
+    def _scale(self, size: int) -> float:
+        """Return the factor of the products with embeddings of this size."""
+        return size**-0.5 if self.config.scale == "even" else 1.0
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Return the sum of both classifiers, on features computed with the lateral connections."""
-        *lateral, last = self.embeddings(self.vectors, self.graph)
-        hooks = {
-            stage: functools.partial(connection, embeddings=embeddings)
-            for stage, connection, embeddings in zip(self._entrances, self.connections, lateral, strict=True)
-            if has_stage(self.encoder, stage)
-        }
+        *stage_embeddings, class_embeddings = self.embeddings(self.vectors, self.graph)
+        hooks = {}
+        for stage, connection, embeddings in zip(self._entrances, self.connections, stage_embeddings, strict=True):
+            if has_stage(self.encoder, stage):
+                hooks[stage] = functools.partial(connection, embeddings=embeddings)
         with hook_stage_inputs(self.encoder, hooks):
             features = self.encoder(images)
-        logits: Tensor = self.classifier(features, last)
+        logits: Tensor = self.classifier(features, class_embeddings)
         return logits
 
 
 def _graph(label_space: LabelSpace, config: Config) -> Float[Tensor, "C C"]:
-    knowledge = None if config.knowledge is None else label_knowledge(Path(config.knowledge), label_space.names)
+    """Return the superimposed graph of label co-occurrences and, if there is a file with it, of class knowledge."""
+    knowledge = None
+    if config.knowledge is not None:
+        knowledge = label_knowledge(Path(config.knowledge), label_space.names)
     return superimposed_graph(
         label_space.counts,
         label_space.cooccurrence,

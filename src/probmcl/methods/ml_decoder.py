@@ -67,17 +67,17 @@ class MLDecoder(LogitClassifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = with_maps(encoder, "ml_decoder")
         self.decoder = GroupDecoder(
             self.encoder.channels,
             len(label_space),
-            groups=c.groups,
-            width=c.width,
-            heads=c.heads,
-            feed_forward=c.feed_forward,
-            dropout=c.dropout,
-            learned_queries=c.learned_queries,
+            groups=self.config.groups,
+            width=self.config.width,
+            heads=self.config.heads,
+            feed_forward=self.config.feed_forward,
+            dropout=self.config.dropout,
+            learned_queries=self.config.learned_queries,
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
@@ -87,7 +87,11 @@ class MLDecoder(LogitClassifier):
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the asymmetric loss, summed over the known entries."""
-        c = self.config
         return asymmetric(
-            logits, labels, known, gamma_negative=c.gamma_negative, gamma_positive=c.gamma_positive, clip=c.clip
+            logits,
+            labels,
+            known,
+            gamma_negative=self.config.gamma_negative,
+            gamma_positive=self.config.gamma_positive,
+            clip=self.config.clip,
         )

@@ -58,15 +58,18 @@ class MLGCN(LogitClassifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = with_maps(encoder, "ml_gcn")
         graph = label_graph(
-            label_space.counts, label_space.cooccurrence, threshold=c.threshold, neighbor_share=c.neighbor_share
+            label_space.counts,
+            label_space.cooccurrence,
+            threshold=self.config.threshold,
+            neighbor_share=self.config.neighbor_share,
         )
         self.register_buffer("graph", normalize_adjacency(graph))
-        self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
-        self.first = GraphConvolution(c.vector_size, c.hidden)
-        self.second = GraphConvolution(c.hidden, self.encoder.channels)
+        self.vectors = label_nodes(label_space.names, size=self.config.vector_size, file=self.config.vectors)
+        self.first = GraphConvolution(self.config.vector_size, self.config.hidden)
+        self.second = GraphConvolution(self.config.hidden, self.encoder.channels)
 
     def class_vectors(self) -> Float[Tensor, "C K"]:
         """Return W, the weight vectors of the classes."""
@@ -76,4 +79,5 @@ class MLGCN(LogitClassifier):
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Apply the class vectors to the max-pooled feature maps."""
-        return self.encoder.maps(images).amax((2, 3)) @ self.class_vectors().T
+        pooled = self.encoder.maps(images).amax((2, 3))  # (N, K)
+        return pooled @ self.class_vectors().T

@@ -47,16 +47,20 @@ class MulSupCon(ProjectedContrast):
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """Return the mean over the labels of the local rows, or over the rows themselves."""
-        labels_a, known_a = repeat_for_views(n_views, labels, known)
+        row_labels, row_known = repeat_for_views(n_views, labels, known)  # (M, C)
+        column_labels = gather_rows(labels, n_views=n_views)  # (P, C)
+        column_known = None if known is None else gather_rows(known, n_views=n_views)
         loss = per_label_contrastive(
             similarity,
-            labels_a,
-            gather_rows(labels, n_views=n_views),
+            row_labels,
+            column_labels,
             temperature=self.config.temperature,
-            known_a=known_a,
-            known_b=None if known is None else gather_rows(known, n_views=n_views),
+            known_a=row_known,
+            known_b=column_known,
             self_column=self_columns(similarity),
             average=self.config.average,
         )
-        # Processes have equal numbers of rows, but not of labels.
-        return rescale_for_ddp(loss, "mean", present(labels_a, known_a) if self.config.average == "labels" else None)
+        if self.config.average == "images":  # every process has the same number of rows
+            return rescale_for_ddp(loss, "mean")
+        averaged_labels = present(row_labels, row_known)  # their number differs between processes
+        return rescale_for_ddp(loss, "mean", averaged_labels)

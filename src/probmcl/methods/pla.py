@@ -12,6 +12,7 @@ from probmcl.errors import check_range
 from probmcl.heads.sequence import LabelDecoder, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy
 from probmcl.losses.alignment import IGNORED, Alignment
+from probmcl.losses.per_label import present
 from probmcl.methods.base import (
     Classifier,
     Known,
@@ -78,30 +79,34 @@ class PLA(Classifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = with_maps(encoder, "pla")
-        self.steps = min(c.steps, len(label_space) + 1)
+        classes = len(label_space)
+        self.steps = min(self.config.steps, classes + 1)  # every label and the end token
         self.decoder = LabelDecoder(
             self.encoder.channels,
-            len(label_space),
-            hidden=c.hidden,
-            embedding=c.embedding,
-            attention=c.attention,
-            dropout=c.dropout,
-            normalize=c.normalize,
-            repeats=c.repeats,
+            classes,
+            hidden=self.config.hidden,
+            embedding=self.config.embedding,
+            attention=self.config.attention,
+            dropout=self.config.dropout,
+            normalize=self.config.normalize,
+            repeats=self.config.repeats,
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Return the cross-entropy over the steps up to the end of each sequence. Unknown classes cannot be emitted."""
-        labels, known = repeat_for_views(len(views), labels, known)
-        present = labels > 0 if known is None else (labels > 0) & known
-        steps = min(self.steps, int(present.sum(1).max()) + 1)  # later steps have no target
-        log_probabilities = self.decoder(self.encoder.maps(views.flatten(0, 1)), steps, known)
-        targets = aligned_targets(log_probabilities, labels, known, alignment=self.config.alignment)
+        row_labels, row_known = repeat_for_views(len(views), labels, known)
+        longest_set = int(present(row_labels, row_known).sum(1).max())
+        steps = min(self.steps, longest_set + 1)  # the steps after the end token have no target
+        maps = self.encoder.maps(views.flatten(0, 1))
+        log_probabilities = self.decoder(maps, steps, row_known)
+        targets = aligned_targets(log_probabilities, row_labels, row_known, alignment=self.config.alignment)
         loss = sequence_cross_entropy(log_probabilities, targets)
-        return Step(rescale_for_ddp(loss, "mean", targets != IGNORED), {})
+        has_target = targets != IGNORED
+        return Step(rescale_for_ddp(loss, "mean", has_target), {})
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Return high logits for the emitted labels and low logits for all others; see `set_logits`."""
-        return set_logits(self.decoder(self.encoder.maps(images), self.steps))
+        log_probabilities = self.decoder(self.encoder.maps(images), self.steps)
+        return set_logits(log_probabilities)

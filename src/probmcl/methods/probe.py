@@ -80,12 +80,15 @@ class Probe(LinearClassifier):
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the mean over the known entries, which makes weight decay independent of the number of classes."""
-        loss = asymmetric if self.config.loss == "asl" else binary_cross_entropy
-        return loss(logits, labels, known, reduction=self.reduction)
+        loss_function = asymmetric if self.config.loss == "asl" else binary_cross_entropy
+        return loss_function(logits, labels, known, reduction=self.reduction)
 
     @torch.no_grad()
     def on(self, encoder: AnyEncoder, label_space: LabelSpace) -> "Probe":
-        """Return this probe on another encoder, with the standardization folded into the linear layer."""
+        """Return this probe on another encoder, with the standardization folded into the linear layer.
+
+        W (h − shift) / scale + b = W' h + b' with W' = W / scale and b' = b − W' shift.
+        """
         folded = Probe(encoder, label_space, self.config)
         folded.linear.weight.copy_(self.linear.weight / self.scale)
         folded.linear.bias.copy_(self.linear.bias - folded.linear.weight @ self.shift)
@@ -105,17 +108,20 @@ class ProbeGrid(Method):
 
     def __init__(self, probe: Probe, count: int) -> None:
         super().__init__()
-        self.probe, self.encoder = probe.requires_grad_(False), probe.encoder
+        self.probe = probe.requires_grad_(False)
+        self.encoder = probe.encoder
         self.weight = nn.Parameter(probe.linear.weight.detach().repeat(count, 1, 1))  # (K, C, D)
         self.bias = nn.Parameter(probe.linear.bias.detach().repeat(count, 1))  # (K, C)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Return the sum of the losses of all probes."""
-        count, features = len(self.weight), (views.flatten(0, 1) - self.probe.shift) / self.probe.scale
+        count = len(self.weight)
+        features = (views.flatten(0, 1) - self.probe.shift) / self.probe.scale  # (N, D)
         logits = nn.functional.linear(features, self.weight.flatten(0, 1), self.bias.flatten())  # (N, K C)
-        known = None if known is None else known.repeat(1, count)
-        loss = count * self.probe.loss(logits, labels.repeat(1, count), known)
-        return Step(rescale_for_ddp(loss, self.probe.reduction, known), {})
+        grid_labels = labels.repeat(1, count)  # (N, K C)
+        grid_known = None if known is None else known.repeat(1, count)
+        loss = count * self.probe.loss(logits, grid_labels, grid_known)  # the probe returns the mean over its entries
+        return Step(rescale_for_ddp(loss, self.probe.reduction, grid_known), {})
 
     @torch.no_grad()
     def member(self, index: int) -> Probe:

@@ -136,13 +136,16 @@ class ProbMCL(Classifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = encoder
-        self.network = _network(encoder.features, len(label_space), c)
+        classes = len(label_space)
+        self.network = _network(encoder.features, classes, self.config)
         self.anchors: LabelAnchors | None = None
-        if c.anchors == "labels":
-            self.anchors = LabelAnchors(len(label_space), dim=self.network.dim, mean_size=c.mean_size, floor=c.floor)
-        if c.target == "feature":
+        if self.config.anchors == "labels":
+            self.anchors = LabelAnchors(
+                classes, dim=self.network.dim, mean_size=self.config.mean_size, floor=self.config.floor
+            )
+        if self.config.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in all of our trials: the gradient of the "
                 "likelihood is thousands of times larger than that of the contrastive loss; the default settings avoid "
@@ -158,102 +161,144 @@ class ProbMCL(Classifier):
         return class_logits(mixture, self.anchors(), component_weight=self.config.component_weight)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return Eq. 4 over all views, with the collapse statistics."""
-        c, anchor_terms = self.config, {}
+        """Return Eq. 4 over all views, with the collapse statistics of the rows of this process."""
+        n_views = len(views)
         features = self._features(views.flatten(0, 1))  # (M, D)
         hidden = self.network.hidden(features)
         mixture = self.network.mixture(hidden)
         similarity = self._similarity(mixture)  # (M, P)
-        overlaps = label_overlap(labels, known, n_views=len(views), kind=c.overlap)  # (M, P)
-        contrast = rescale_for_ddp(self._contrast(similarity, overlaps, self_columns(similarity)), c.reduction)
+        overlaps = label_overlap(labels, known, n_views=n_views, kind=self.config.overlap)  # (M, P)
+        contrast = self._contrast(similarity, overlaps, self_columns(similarity))
+        anchor_terms = {}
         if self.anchors is not None:
-            anchor_terms["anchored"] = rescale_for_ddp(self._anchored(mixture, overlaps, labels, known), c.reduction)
-            contrast = contrast + anchor_terms["anchored"]
-        local = distributed.local_rows(len(features))  # each process monitors its own rows
-        positive = positives(overlaps[:, local], threshold=c.threshold)
-        statistics = collapse_statistics(features, mixture, similarity[:, local], positive, n_views=len(views))
-        likelihood = rescale_for_ddp(self._likelihood(mixture, features, hidden), c.reduction)
-        balanced = c.contrastive_weight == "balanced"
-        weight = (
-            _balanced_weight(likelihood, contrast, features) if balanced else contrast.new_tensor(c.contrastive_weight)
-        )
+            anchored = self._anchored(mixture, overlaps, labels, known)
+            contrast = contrast + anchored
+            anchor_terms["anchored"] = anchored
+        statistics = self._statistics(features, mixture, similarity, overlaps, n_views)
+        likelihood = self._likelihood(mixture, features, hidden)
+        weight = self._contrastive_weight(likelihood, contrast, features)
         loss = objective(likelihood, contrast, contrastive_weight=weight)
         terms = {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight}
         return Step(loss, terms | anchor_terms | statistics)
 
     def _features(self, images: Float[Tensor, "M *image"]) -> Float[Tensor, "M D"]:
-        h = normalize(at_least_float32(self.encoder(images)), dim=1)
-        return h if self.config.feature_norm == "unit" else h * h.shape[1] ** 0.5
+        """Return the encoder's features, scaled to norm 1 or √D."""
+        h: Tensor = normalize(at_least_float32(self.encoder(images)), dim=1)
+        if self.config.feature_norm == "unit":
+            return h
+        scaled: Tensor = h * h.shape[1] ** 0.5
+        return scaled
 
     def _similarity(self, mixture: IsotropicMixture) -> Float[Tensor, "M P"]:
-        columns = None if distributed.world_size() == 1 else gather_mixture(mixture)  # None halves the cost
+        """Return the similarity of the mixtures of the local rows to the mixtures of all processes."""
+        # None compares the rows with themselves, which halves the cost.
+        all_mixtures = None if distributed.world_size() == 1 else gather_mixture(mixture)
         if self.config.similarity == "all_pairs":
-            return correlation(mixture, columns)
-        return aligned_correlation(mixture, columns, component_weight=self.config.component_weight)
+            return correlation(mixture, all_mixtures)
+        return aligned_correlation(mixture, all_mixtures, component_weight=self.config.component_weight)
 
     def _contrast(
         self, similarity: Float[Tensor, "M P"], overlaps: Float[Tensor, "M P"], self_column: Int[Tensor, "M"]
     ) -> Float[Tensor, ""]:
-        c = self.config
-        return contrastive(
+        """Return L_PCL of the local rows, scaled for the mean over processes."""
+        loss = contrastive(
             similarity,
             overlaps,
-            threshold=c.threshold,
-            temperature=c.temperature,
+            threshold=self.config.threshold,
+            temperature=self.config.temperature,
             self_column=self_column,
-            reduction=c.reduction,
+            reduction=self.config.reduction,
         )
+        return rescale_for_ddp(loss, self.config.reduction)
 
     def _anchored(
-        self, mixture: IsotropicMixture, overlaps: Float[Tensor, "M P"], labels: Tensor, known: Tensor | None
+        self, mixture: IsotropicMixture, overlaps: Float[Tensor, "M P"], labels: Labels, known: Known
     ) -> Float[Tensor, ""]:
         """Return L_PCL between the rows and the label sets of all rows that are known to have a label."""
         assert self.anchors is not None
-        sets = gather_rows(present(labels, known), n_views=len(overlaps) // len(labels))  # (P, C)
-        nonempty = sets.any(1)
+        n_rows = len(overlaps)
+        n_views = n_rows // len(labels)
+        label_sets = gather_rows(present(labels, known), n_views=n_views)  # (P, C)
+        has_label = label_sets.any(1)  # (P)
         similarity = label_set_correlation(
-            mixture, self.anchors(), sets[nonempty], component_weight=self.config.component_weight
+            mixture, self.anchors(), label_sets[has_label], component_weight=self.config.component_weight
         )
-        no_column = torch.full((len(overlaps),), -1, device=overlaps.device)  # no column is the row itself
-        return self._contrast(similarity, overlaps[:, nonempty], no_column)
+        no_column = torch.full((n_rows,), -1, device=overlaps.device)  # a label set is never the row itself
+        return self._contrast(similarity, overlaps[:, has_label], no_column)
 
-    def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:
+    def _likelihood(
+        self, mixture: IsotropicMixture, features: Float[Tensor, "M D"], hidden: Float[Tensor, "M K"]
+    ) -> Float[Tensor, ""]:
+        """Return L_NLL of the local rows, scaled for the mean over processes; 0 without a target."""
         if self.config.target == "none":
             return features.new_zeros(())
-        z = {"feature": features, "detached": features.detach(), "hidden": hidden}[self.config.target]
-        return negative_log_likelihood(
+        targets = {"feature": features, "detached": features.detach(), "hidden": hidden}
+        z = targets[self.config.target]  # (M, n)
+        loss = negative_log_likelihood(
             mixture, z, reduction=self.config.reduction, per_dimension=self.config.likelihood_per_dimension
         )
+        return rescale_for_ddp(loss, self.config.reduction)
+
+    def _contrastive_weight(
+        self, likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], features: Float[Tensor, "M D"]
+    ) -> Float[Tensor, ""]:
+        """Return λ: the weight in the settings, or the weight that balances the gradients of this step."""
+        if self.config.contrastive_weight == "balanced":
+            return _balanced_weight(likelihood, contrast, features)
+        return contrast.new_tensor(self.config.contrastive_weight)
+
+    def _statistics(
+        self,
+        features: Float[Tensor, "M D"],
+        mixture: IsotropicMixture,
+        similarity: Float[Tensor, "M P"],
+        overlaps: Float[Tensor, "M P"],
+        n_views: int,
+    ) -> dict[str, Tensor]:
+        """Return the collapse statistics. Each process compares only its own rows."""
+        own_rows = distributed.local_rows(len(features))
+        own_positives = positives(overlaps[:, own_rows], threshold=self.config.threshold)
+        return collapse_statistics(features, mixture, similarity[:, own_rows], own_positives, n_views=n_views)
 
 
-def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
+def _balanced_weight(
+    likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], features: Float[Tensor, "M D"]
+) -> Float[Tensor, ""]:
+    """Return the λ that gives both terms the same gradient norm, over the features of all processes."""
     if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
-    norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]
+    norms = []
+    for term in (likelihood, contrast):
+        (gradient,) = torch.autograd.grad(term, features, retain_graph=True)
+        norms.append(gradient.norm())
+    norms_of_processes = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
+    likelihood_norms = norms_of_processes[:, :1]
+    contrast_norms = norms_of_processes[:, 1:]
     # The norm of a full gradient is the norm of the vector of its per-process norms. The two losses below are linear in
-    # x, and their gradients are these two vectors, the columns of `all_norms`.
-    all_norms = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
-    x = torch.zeros_like(all_norms[:, :1], requires_grad=True)
-    return balanced_weight((x * all_norms[:, :1]).sum(), (x * all_norms[:, 1:]).sum(), x)
+    # x, and their gradients are these two vectors.
+    x = torch.zeros_like(likelihood_norms, requires_grad=True)
+    return balanced_weight((x * likelihood_norms).sum(), (x * contrast_norms).sum(), x)
 
 
-def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
-    target_size = {"feature": features, "detached": features, "hidden": c.hidden[-1] if c.hidden else 0, "none": None}[
-        c.target
-    ]
-    dim = c.dim or c.mean_size or target_size or features
+def _network(features: int, classes: int, config: Config) -> MixtureDensityNetwork:
+    """Return the mixture network of these settings; its dimension must be the size of the target of the likelihood."""
+    last_hidden_size = config.hidden[-1] if config.hidden else 0
+    target_sizes = {"feature": features, "detached": features, "hidden": last_hidden_size, "none": None}
+    target_size = target_sizes[config.target]
+    dim = config.dim or config.mean_size or target_size or features
     if target_size is not None and dim != target_size:
+        option = "mean_size" if config.mean_size else "dim"
         raise ValueError(
-            f"target {c.target!r} has {counted(target_size, 'dimension')}, but the mixture has {dim}; "
-            f"set {'mean_size' if c.mean_size else 'dim'} to {target_size}, or target to 'none'"
+            f"target {config.target!r} has {counted(target_size, 'dimension')}, but the mixture has {dim}; "
+            f"set {option} to {target_size}, or target to 'none'"
         )
     return MixtureDensityNetwork(
         features,
         classes,
         dim=dim,
-        mean_size=c.mean_size,
-        hidden=c.hidden,
-        activation=c.activation,
-        floor=c.floor,
-        initialization=c.initialization,
+        mean_size=config.mean_size,
+        hidden=config.hidden,
+        activation=config.activation,
+        floor=config.floor,
+        initialization=config.initialization,
     )

@@ -62,28 +62,33 @@ class SRN(Classifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = with_stages(encoder, "srn")
         self.stage = stages(self.encoder)[-1]
         classes = len(label_space)
         self.linear = nn.Linear(self.encoder.features, classes)
-        self.attention = ClassAttention(self.stage.channels, classes, width=c.width)
-        self.regularization = SpatialRegularization(classes, side=self.stage.side, width=c.width, filters=c.filters)
+        self.attention = ClassAttention(self.stage.channels, classes, width=self.config.width)
+        self.regularization = SpatialRegularization(
+            classes, side=self.stage.side, width=self.config.width, filters=self.config.filters
+        )
 
     def branches(self, images: Float[Tensor, "M *image"]) -> Branches:
         """Return the logits of all branches from one pass through the encoder."""
         stage_inputs: list[Tensor] = []
         with hook_stage_inputs(self.encoder, {self.stage: stage_inputs.append}):
             plain = self.linear(self.encoder(images))
-        attention, confidence = self.attention(*stage_inputs)
+        (maps,) = stage_inputs
+        attention, confidence = self.attention(maps)
         regularized = self.regularization(weighted_attention(attention, confidence))
-        return Branches(plain, attended_confidence(attention, confidence), regularized)
+        attended = attended_confidence(attention, confidence)
+        return Branches(plain, attended, regularized)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Return the weighted mean of the plain and regularized logits."""
         return self._mixed(self.branches(images))
 
     def _mixed(self, branches: Branches) -> Float[Tensor, "M C"]:
+        """Return the logits of the prediction, (1−α) plain + α regularized."""
         share = self.config.regularized_share
         return (1 - share) * branches.plain + share * branches.regularized
 

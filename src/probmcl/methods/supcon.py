@@ -49,11 +49,11 @@ class SupCon(ProjectedContrast):
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """Return Eq. 3 as a mean over the local rows."""
-        c = self.config
+        overlaps = label_overlap(labels, known, n_views=n_views, kind=self.config.overlap)  # (M, P)
         return contrastive(
             similarity,
-            label_overlap(labels, known, n_views=n_views, kind=c.overlap),
-            threshold=c.threshold,
-            temperature=c.temperature,
+            overlaps,
+            threshold=self.config.threshold,
+            temperature=self.config.temperature,
             self_column=self_columns(similarity),
         )

@@ -71,19 +71,20 @@ class TDRG(Classifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = c = config or Config()
+        self.config = config or Config()
         self.encoder = with_stages(encoder, "tdrg")
+        last_stage = stages(self.encoder)[-1]
         self.relation = DualRelation(
-            stages(self.encoder)[-1].channels,
+            last_stage.channels,
             self.encoder.channels,
             len(label_space),
-            width=c.width,
-            layers=c.layers,
-            heads=c.heads,
-            feed_forward=c.feed_forward,
-            normalize=c.normalize,
-            top_share=c.top_share,
-            batch_attention=c.batch_attention,
+            width=self.config.width,
+            layers=self.config.layers,
+            heads=self.config.heads,
+            feed_forward=self.config.feed_forward,
+            normalize=self.config.normalize,
+            top_share=self.config.top_share,
+            batch_attention=self.config.batch_attention,
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
@@ -91,7 +92,8 @@ class TDRG(Classifier):
         relations = self.relations(views.flatten(0, 1))
         logits = {"fused": self.fused(relations), **relations._asdict()}
         terms = cross_entropies(logits, len(views), labels, known)
-        return Step(sum(terms.values(), start=labels.new_zeros(())), terms)
+        loss = sum(terms.values(), start=labels.new_zeros(()))
+        return Step(loss, terms)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Return the fused logits."""
@@ -99,7 +101,8 @@ class TDRG(Classifier):
 
     def relations(self, images: Float[Tensor, "N *image"]) -> Relations:
         """Apply the head to the encoder's maps."""
-        relations: Relations = self.relation(*two_maps(self.encoder, images))
+        entering, last = two_maps(self.encoder, images)
+        relations: Relations = self.relation(entering, last)
         return relations
 
     def fused(self, relations: Relations) -> Float[Tensor, "N C"]:

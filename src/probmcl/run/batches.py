@@ -32,7 +32,7 @@ from probmcl.runtime.machine import CPU_PIXELS
 from probmcl.runtime.tensor_files import ArrayFile, Block
 from probmcl.store.files import PROGRESS, JsonFile
 from probmcl.store.run_folder import RunFolder
-from probmcl.training.features import FeatureBatches, StoredViews
+from probmcl.training.features import FeatureBatches, StoredFeatures, StoredViews
 
 SECONDS_APART = 5.0
 """Time between updates of a cache's manifest."""
@@ -151,17 +151,15 @@ class ActivationCache:
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
         """Return shuffled training batches with `n_views` views per image, up to `images` images in total."""
         labels, known = targets_of(self.images.records, "train")
-        return FeatureBatches(
+        stored = StoredFeatures(
             self._views("train", 1 + self.n_augmented),
             labels,
             known,
-            n_views=n_views,
-            batch_size=batch_size,
-            epochs=epochs,
-            seed=self.images.seed,
-            images=images,
-            weights=weights_of(self.images.records, "train"),
             rows=self.images.records.rows("train"),
+            weights=weights_of(self.images.records, "train"),
+        )
+        return FeatureBatches(
+            stored, n_views=n_views, batch_size=batch_size, epochs=epochs, seed=self.images.seed, images=images
         )
 
     def probing(self, *, n_augmented: int) -> StoredViews:

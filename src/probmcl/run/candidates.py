@@ -37,7 +37,7 @@ from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.settings import ProbeSettings, TrainingJob
 from probmcl.store.files import CONTRASTIVE, MODEL, TRAINED, TRAINING
 from probmcl.training import Checkpoint, StepEvent
-from probmcl.training.features import FeatureBatches, StoredViews, extract
+from probmcl.training.features import FeatureBatches, StoredFeatures, StoredViews, extract
 from probmcl.training.fit import Batches, Callback, DivergedError, check_weights, fit
 from probmcl.training.metrics_log import StageLog
 from probmcl.training.optimizer import Training
@@ -85,15 +85,8 @@ def fit_grid(
     callbacks: Sequence[Callback] = (),
 ) -> dict[float, Probe]:
     """Fit the probes of all weight decays together and return them by weight decay."""
-    batches = FeatureBatches(
-        train.features,
-        train.labels,
-        train.known,
-        batch_size=settings.batch_size,
-        epochs=settings.epochs,
-        seed=seed,
-        weights=train.weights,
-    )
+    stored = StoredFeatures(train.features, train.labels, train.known, weights=train.weights)
+    batches = FeatureBatches(stored, batch_size=settings.batch_size, epochs=settings.epochs, seed=seed)
     probe = Probe(PrecomputedFeatures(train.features.shape[2]), label_space, Config(loss=settings.loss))
     probe.standardize(train.features.flatten(0, 1))
     grid, decays = ProbeGrid(probe, len(settings.weight_decays)), settings.weight_decays

@@ -14,6 +14,17 @@ from probmcl.errors import suggestion
 
 T = TypeVar("T")
 
+PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<place>[^`]*)`$")
+"""The end of a message of msgspec: the place of the problem in the content."""
+
+PHRASES = (
+    (re.compile("^Expected (.*)$"), r"expected \1"),
+    (re.compile("^Object missing required field (.*)$"), r"missing key '\1'"),
+    (re.compile("^Object contains unknown field (.*)$"), r"unknown key '\1'"),
+    (re.compile("^Invalid enum value (.*)$"), r"invalid value \1"),
+)
+"""Messages of msgspec, without backticks, and how they are written here."""
+
 if TYPE_CHECKING:
     TypeForm = type[T]
 else:
@@ -51,49 +62,50 @@ def _from_json(kind: TypeForm[Any], value: Any) -> Any:
     return value if kind is object else kind(value)
 
 
-PLACE = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<place>[^`]*)`$")
-"""The end of a message of msgspec: the place of the problem in the content."""
-
-PHRASES = (
-    (re.compile("^Expected (.*)$"), r"expected \1"),
-    (re.compile("^Object missing required field (.*)$"), r"missing key '\1'"),
-    (re.compile("^Object contains unknown field (.*)$"), r"unknown key '\1'"),
-    (re.compile("^Invalid enum value (.*)$"), r"invalid value \1"),
-)
-"""Messages of msgspec, without backticks, and how they are written here."""
-
-
 def _problem(error: Exception) -> str:
     """Return the place and the problem of an error that msgspec has raised."""
-    text = str(error)
-    found = PLACE.search(text)
-    problem = text if found is None else text[: found.start()]
+    message = str(error)
+    found = PLACE.search(message)
+    if found is None:
+        return _rephrased(message)
+    problem = _rephrased(message[: found.start()])
+    place = found["place"]
+    if found["key"]:
+        place = f"a key of {place}"
+    return f"{place}: {problem}"
+
+
+def _rephrased(problem: str) -> str:
+    """Return a problem that msgspec has found, as it is written here."""
     for pattern, replacement in PHRASES:
         if pattern.match(problem):
-            problem = pattern.sub(replacement, problem.replace("`", ""))
-    problem = problem.replace("`", "'")  # backticks mark options and calls in our messages
-    if found is None:
-        return problem
-    place = f"a key of {found['place']}" if found["key"] else found["place"]
-    return f"{place}: {problem}"
+            return pattern.sub(replacement, problem.replace("`", ""))
+    return problem.replace("`", "'")  # backticks mark options and calls in our messages
 
 
 def _refuse_unknown_keys(content: Any, value: Any, place: str) -> None:
     """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to a dataclass.
 
     Structs refuse unknown keys themselves; msgspec has no such option for dataclasses.
+
+    Args:
+        content: JSON content.
+        value: the result of its conversion.
+        place: place of the content for the error, such as `candidates[0]`; empty for the whole content.
     """
-    if isinstance(content, dict):
-        fields = _fields(value)
-        for key, inner in content.items():
-            if key in fields:
-                _refuse_unknown_keys(inner, fields[key], f"{place}.{key}" if place else str(key))
-            elif dataclasses.is_dataclass(value):
-                where = f"{place}: " if place else ""
-                raise ValueError(f"{where}unknown key {key!r}; {suggestion(str(key), fields)}")
-    elif isinstance(content, list) and isinstance(value, list | tuple):
+    if isinstance(content, list) and isinstance(value, list | tuple):
         for number, (inner, converted) in enumerate(zip(content, value, strict=True)):
             _refuse_unknown_keys(inner, converted, f"{place}[{number}]")
+    if not isinstance(content, dict):
+        return
+    fields = _fields(value)
+    for key, inner in content.items():
+        if key in fields:
+            inner_place = f"{place}.{key}" if place else str(key)
+            _refuse_unknown_keys(inner, fields[key], inner_place)
+        elif dataclasses.is_dataclass(value):
+            where = f"{place}: " if place else ""
+            raise ValueError(f"{where}unknown key {key!r}; {suggestion(str(key), fields)}")
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
@@ -101,8 +113,9 @@ def _fields(value: Any) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
         return value
     if isinstance(value, msgspec.Struct):
-        keys = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
-        return {key: getattr(value, name) for key, name in keys}
+        # A struct may write a field under another key than its name.
+        keys_and_names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {key: getattr(value, name) for key, name in keys_and_names}
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {}

@@ -41,13 +41,16 @@ def process_group(device: str | None = None) -> Iterator[None]:
     ...     rank(), world_size(), is_main_process()
     (0, 1, True)
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+    processes = int(os.environ.get("WORLD_SIZE", "1"))  # torchrun sets this variable
+    if processes < 2 or dist.is_initialized():
         yield
         return
-    on_gpus = (device is None or device == "auto" or device.startswith("cuda")) and torch.cuda.is_available()
+    may_use_gpus = device is None or device == "auto" or device.startswith("cuda")
+    on_gpus = may_use_gpus and torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(_local_gpu())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield
     finally:
@@ -56,10 +59,14 @@ def process_group(device: str | None = None) -> Iterator[None]:
 
 
 def _local_gpu() -> int:
-    rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if rank >= gpus:
-        raise ValueError(f"no GPU for process {rank} (GPUs found: {gpus}); run torchrun with nproc-per-node={gpus}")
-    return rank
+    """Return the number of the GPU for this process: its rank among the processes of this machine."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    gpus = torch.cuda.device_count()
+    if local_rank >= gpus:
+        raise ValueError(
+            f"no GPU for process {local_rank} (GPUs found: {gpus}); run torchrun with nproc-per-node={gpus}"
+        )
+    return local_rank
 
 
 def rank() -> int:
@@ -104,6 +111,8 @@ def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
 
 
 class _Gather(torch.autograd.Function):
+    """All-gather of rows with gradient: in the backward pass, a process gets the sum of the gradients of its rows."""
+
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         return torch.cat(_all_gather(rows))
@@ -113,7 +122,8 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         total = grad.clone(memory_format=torch.contiguous_format)  # autograd may reuse the incoming gradient
         dist.all_reduce(total)
-        return total[local_rows(len(total) // world_size())]
+        rows_per_process = len(total) // world_size()
+        return total[local_rows(rows_per_process)]
 
 
 @torch.no_grad()
@@ -126,11 +136,13 @@ def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others
     if world_size() == 1:
         return rows.detach()
     shapes = _shapes(rows)
+    counts = [shape[0] for shape in shapes]
     # A process without rows does not know the shape of a row.
-    rest = next((shape[1:] for shape in shapes if shape[0] > 0), rows.shape[1:])
-    padded = rows.new_zeros(max(shape[0] for shape in shapes), *rest)
-    padded[: len(rows)] = rows.reshape(len(rows), *rest)
-    return torch.cat([part[: shape[0]] for part, shape in zip(_all_gather(padded), shapes, strict=True)])
+    row_shape = next((shape[1:] for shape in shapes if shape[0] > 0), rows.shape[1:])
+    padded = rows.new_zeros(max(counts), *row_shape)  # an all-gather needs equal shapes
+    padded[: len(rows)] = rows.reshape(len(rows), *row_shape)
+    parts = [part[:count] for part, count in zip(_all_gather(padded), counts, strict=True)]
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -155,8 +167,9 @@ def broadcast(value: T) -> T:
     """
     if world_size() == 1:
         return value
-    text = torch.tensor(list(json.dumps(value).encode() if is_main_process() else b""), dtype=torch.uint8)
-    received: T = json.loads(bytes(gather_unequal(text).tolist()))
+    text = json.dumps(value).encode() if is_main_process() else b""
+    text_of_all = gather_unequal(torch.tensor(list(text), dtype=torch.uint8))  # only rank 0 has any text
+    received: T = json.loads(bytes(text_of_all.tolist()))
     return received
 
 
@@ -184,18 +197,28 @@ def unshard(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *
     rows = torch.cat(list(parts)) if parts else torch.empty(0)
     if world_size() == 1:
         return rows
-    lengths = torch.tensor([len(part) for part in parts], dtype=torch.long)
-    items = rank() + world_size() * torch.arange(len(parts)).repeat_interleave(lengths)
-    return gather_unequal(rows)[gather_unequal(items).argsort(stable=True)]
+    rows_per_part = torch.tensor([len(part) for part in parts], dtype=torch.long)
+    part_of_row = torch.arange(len(parts)).repeat_interleave(rows_per_part)
+    item_of_row = rank() + world_size() * part_of_row  # the inverse of `shard`
+    all_rows = gather_unequal(rows)
+    order = gather_unequal(item_of_row).argsort(stable=True)  # stable: the rows of an item keep their order
+    return all_rows[order]
 
 
 def _shapes(x: Tensor) -> list[tuple[int, ...]]:
-    local = torch.zeros(MAX_DIMS, dtype=torch.long, device=x.device)
-    local[: x.ndim + 1] = torch.tensor([x.ndim, *x.shape])
-    return [tuple(shape[1 : 1 + shape[0]]) for shape in torch.stack(_all_gather(local)).tolist()]
+    """Return the shape of this tensor on each process, in rank order."""
+    # Each process sends a vector: the number of dimensions, the dimensions, and zeros up to a fixed length.
+    vector = torch.zeros(MAX_DIMS, dtype=torch.long, device=x.device)
+    vector[: 1 + x.ndim] = torch.tensor([x.ndim, *x.shape])
+    vectors: list[list[int]] = torch.stack(_all_gather(vector)).tolist()
+    shapes = []
+    for n_dims, *dims in vectors:
+        shapes.append(tuple(dims[:n_dims]))
+    return shapes
 
 
 def _all_gather(x: Tensor) -> list[Tensor]:
+    """Return this tensor from each process, in rank order. All must have the same shape."""
     sent = x.to(torch.uint8) if x.dtype == torch.bool else x.contiguous()  # gloo does not support booleans
     received = [torch.empty_like(sent) for _ in range(world_size())]
     dist.all_gather(received, sent)

@@ -50,8 +50,10 @@ def file_name(name: str) -> str:
     """
     if sys.platform != "win32":
         return name
-    name = NOT_ON_WINDOWS.sub("-", name).rstrip(". ")
-    return f"-{name}" if DEVICE.fullmatch(name) else name
+    allowed = NOT_ON_WINDOWS.sub("-", name).rstrip(". ")  # Windows removes dots and spaces at the end of a name
+    if DEVICE.fullmatch(allowed):
+        return f"-{allowed}"
+    return allowed
 
 
 def atomic_write(path: Path, content: bytes | memoryview, *, root: Path | None = None) -> None:
@@ -162,7 +164,8 @@ def write_json(path: Path, content: object, *, root: Path | None = None) -> None
 
 def json_bytes(content: object) -> bytes:
     """Return indented JSON as it is stored in a file."""
-    return (json.dumps(plain_values(content), indent=2, allow_nan=False) + "\n").encode()
+    text = json.dumps(plain_values(content), indent=2, allow_nan=False) + "\n"
+    return text.encode()
 
 
 def json_line(content: object) -> str:
@@ -201,7 +204,7 @@ def read_csv_rows(path: Path, *, root: Path | None = None) -> Iterator[list[str]
         rows = csv.reader(lines)
         try:
             for row in rows:
-                lines.length = 0
+                lines.length = 0  # the row is complete; the next line begins another one
                 yield row
         except csv.Error as error:
             raise RunError(f"{path}, line {rows.line_num}: {error}; {DAMAGED}") from error
@@ -211,15 +214,19 @@ class _Lines(Iterator[str]):
     """The lines of a CSV file. `length` is the length of the current row, which may have several lines."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
-        self.text, self.length = text, 0
+        self.text = text
+        self.length = 0
 
     def __next__(self) -> str:
-        line = self.text.readline(MAX_ROW)
+        """Return the next line. A row that is too long or contains NUL raises `csv.Error`."""
+        line = self.text.readline(MAX_ROW)  # at most this many characters, so that a long line does not fill the memory
         self.length += len(line)
         if not line:
             raise StopIteration
-        if self.length >= MAX_ROW or "\0" in line:
-            raise csv.Error("the row contains NUL" if "\0" in line else f"the row has {MAX_ROW:,} characters or more")
+        if "\0" in line:
+            raise csv.Error("the row contains NUL")
+        if self.length >= MAX_ROW:
+            raise csv.Error(f"the row has {MAX_ROW:,} characters or more")
         return line
 
 
@@ -242,19 +249,20 @@ def parse_json(text: bytes, path: Path) -> Any:
 
 def _refuse_deep_or_infinite(content: Any, path: Path) -> None:
     """Raise `RunError` if values are nested too deeply, or if a number is NaN or infinite, which JSON does not have."""
+    # The values are visited level by level, because a function that calls itself for each level could exceed the stack.
     level = [content]
     for _ in range(MAX_DEPTH):
-        inner: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             if isinstance(value, dict):
-                inner += value.values()
+                next_level += value.values()
             elif isinstance(value, list):
-                inner += value
+                next_level += value
             elif isinstance(value, float) and not math.isfinite(value):
                 raise RunError(f"{path}: has NaN or infinite numbers; {DAMAGED}")
-        level = inner
-        if not level:
+        if not next_level:
             return
+        level = next_level
     raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep")
 
 
@@ -278,7 +286,8 @@ def arrays_file(arrays: Mapping[str, Any]) -> bytes:
 
 def nan_to_none(x: float | int) -> float | int | None:
     """Return None for NaN, which is not valid JSON, and other numbers unchanged."""
-    return None if x != x else x
+    is_nan = x != x
+    return None if is_nan else x
 
 
 def user_cache_folder() -> Path:

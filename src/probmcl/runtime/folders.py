@@ -97,7 +97,8 @@ class _RelativeFolder(OpenFolder):
         if create:
             with suppress(FileExistsError):
                 os.mkdir(name, dir_fd=self.descriptor)
-        return _RelativeFolder(self.path / name, self._open(name, os.O_RDONLY | DIRECTORY))
+        descriptor = self._open(name, os.O_RDONLY | DIRECTORY)
+        return _RelativeFolder(self.path / name, descriptor)
 
     def open(self, name: str, flags: int) -> int:
         descriptor = self._open(name, flags | NO_WAIT)
@@ -119,10 +120,12 @@ class _RelativeFolder(OpenFolder):
         os.close(self.descriptor)
 
     def _open(self, name: str, flags: int) -> int:
+        """Open a file or folder of this folder and return its descriptor. A link raises `RunError`."""
         path = self.path / name
         try:
             return os.open(name, flags | NO_FOLLOW, 0o666, dir_fd=self.descriptor)
         except OSError as error:
+            # A link gives ELOOP, or ENOTDIR if a folder is expected.
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
                 raise RunError(link_problem(path)) from error
             error.filename = str(path)  # instead of the name in its folder
@@ -138,14 +141,16 @@ class _CheckedFolder(OpenFolder):
         if create:
             with suppress(FileExistsError):
                 path.mkdir()
-        if not stat.S_ISDIR(_status_without_link(path).st_mode):
+        status = _status_without_link(path)
+        if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
         return _CheckedFolder(path)
 
     def open(self, name: str, flags: int) -> int:
         path = self.path / name
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(_status_without_link(path).st_mode):
+        with suppress(FileNotFoundError):  # `flags` may say that a missing file is created
+            status = _status_without_link(path)
+            if not stat.S_ISREG(status.st_mode):
                 raise RunError(_special_problem(path))
         return os.open(path, flags | BINARY, 0o666)
 
@@ -169,8 +174,8 @@ def open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[O
         raise RunError(f"{folder} is outside {root}; a file of the folder was edited")
     opened: OpenFolder = _RelativeFolder(root) if RELATIVE else _CheckedFolder(root)
     try:
-        for part in folder.relative_to(root).parts:
-            inner = opened.enter(part, create=create)
+        for name in folder.relative_to(root).parts:
+            inner = opened.enter(name, create=create)
             opened.close()
             opened = inner
         yield opened
@@ -183,7 +188,7 @@ def replace_file(source: Path, target: Path) -> None:
 
     Windows refuses this while any process, such as a virus scanner, has one of the files open, so it is tried again.
     """
-    if not RELATIVE:
+    if not RELATIVE:  # Windows
         for seconds in SECONDS_BETWEEN_ATTEMPTS:
             try:
                 source.replace(target)
@@ -191,7 +196,7 @@ def replace_file(source: Path, target: Path) -> None:
                 time.sleep(seconds)
             else:
                 return
-    source.replace(target)
+    source.replace(target)  # on Windows the last attempt, which may raise an error
 
 
 def is_link(entry: os.DirEntry[str]) -> bool:
@@ -207,6 +212,7 @@ def link_problem(path: Path) -> str:
 
 
 def _special_problem(path: Path) -> str:
+    """Return the message for a file that is, for example, a pipe or a device."""
     return f"{path} is not a regular file"
 
 
@@ -219,22 +225,28 @@ def _status_without_link(path: Path) -> os.stat_result:
 
 
 def _stands_for_another_path(status: os.stat_result) -> bool:
+    """Return whether a status belongs to a symlink or, on Windows, to a junction."""
     tag = getattr(status, "st_reparse_tag", 0)  # only on Windows
     return stat.S_ISLNK(status.st_mode) or bool(tag & NAME_SURROGATE)
 
 
 @contextmanager
 def explained_no_space(path: Path, needed: int) -> Iterator[None]:
-    """Turn the error of a full disk, a quota or a file size limit into a message with the file and the space."""
+    """Turn the error of a full disk, a quota or a file size limit into a message with the file and the space.
+
+    `needed` is the size of the content in bytes.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
+        problem = "no space left on the disk"
+        if error.errno == errno.EFBIG:
+            problem = "the file is larger than the limit of this process or disk"
         folder = next(parent for parent in path.absolute().parents if parent.is_dir())
-        space = f"{needed:,} bytes needed, {shutil.disk_usage(folder).free:,} bytes free"
-        limit = "the file is larger than the limit of this process or disk" if error.errno == errno.EFBIG else None
-        problem = limit or "no space left on the disk"
+        free = shutil.disk_usage(folder).free
+        space = f"{needed:,} bytes needed, {free:,} bytes free"
         raise OSError(f"{path}: {problem} ({space}); free some space, then run or resume the command again") from error
 
 
@@ -259,13 +271,18 @@ class Holder(msgspec.Struct):
         """True if the process exists on this host."""
         if sys.platform == "win32":
             return False  # the kernel lock, which this process holds by now, ends with its process
+        if self.pid <= 0:
+            return False  # these numbers name groups of processes
         try:
-            os.kill(self.pid, 0)
+            os.kill(self.pid, 0)  # sends no signal, but fails if there is no such process
         except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
-            pass
-        return self.pid > 0 and (self.ticks is None or _start_ticks(self.pid) in (None, self.ticks))
+            pass  # a process of another user
+        if self.ticks is None:
+            return True
+        ticks = _start_ticks(self.pid)
+        return ticks is None or ticks == self.ticks  # with another start time, the process id was reused
 
 
 @contextmanager
@@ -278,13 +295,9 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / LOCK
     folder.mkdir(parents=True, exist_ok=True)
     with _lock_file(path) as file:
-        holder = _read(file)
+        holder = _read_holder(file)
         if holder is not None:
-            if holder.host != socket.gethostname():
-                problem = f"{folder} is locked by {holder}, which cannot be checked from this host"
-                raise RunError(f"{problem}; if that process has ended, delete {path}")
-            if holder.is_running():
-                raise _in_use(folder, holder)
+            _refuse_holder(folder, holder)
         content = msgspec.json.encode(Holder.this_process())
         with explained_no_space(path, len(content)):
             file.seek(0)
@@ -294,7 +307,16 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            _delete(path, file)
+            _delete_lock_file(path, file)
+
+
+def _refuse_holder(folder: Path, holder: Holder) -> None:
+    """Raise `RunError` if the process that is named in the lock file may still run."""
+    if holder.host != socket.gethostname():
+        problem = f"{folder} is locked by {holder}, which cannot be checked from this host"
+        raise RunError(f"{problem}; if that process has ended, delete {folder / LOCK}")
+    if holder.is_running():
+        raise _in_use(folder, holder)
 
 
 @contextmanager
@@ -307,7 +329,7 @@ def _lock_file(path: Path) -> Iterator[IO[bytes]]:
             try:
                 _lock(file)
             except (BlockingIOError, PermissionError):
-                raise _in_use(path.parent, _read(file)) from None
+                raise _in_use(path.parent, _read_holder(file)) from None
             except OSError as error:  # for example a network disk without locks
                 raise RunError(f"{path} cannot be locked ({error}); use a folder on another disk") from error
             if _is_at(path, file):  # otherwise the process that held the lock has just deleted the file
@@ -332,7 +354,7 @@ def _lock(file: IO[bytes]) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _delete(path: Path, file: IO[bytes]) -> None:
+def _delete_lock_file(path: Path, file: IO[bytes]) -> None:
     """Delete a lock file, if possible before it is unlocked: afterwards, it could be the file of another process."""
     try:
         path.unlink(missing_ok=True)
@@ -343,6 +365,7 @@ def _delete(path: Path, file: IO[bytes]) -> None:
         except PermissionError:
             if sys.platform != "win32":
                 raise
+            # Another process has just opened the file, and takes it over.
             # Another process has just opened the file, and takes it over.
 
 
@@ -357,22 +380,24 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _in_use(folder: Path, holder: Holder | None) -> RunError:
+    """Return the error for a folder that is locked; None means that the process is not known."""
     return RunError(f"{folder} is in use by {holder or 'another process'}; wait until it has ended, or stop it")
 
 
-def _read(file: IO[bytes]) -> Holder | None:
+def _read_holder(file: IO[bytes]) -> Holder | None:
     """Return the holder that a lock file names; None if it is empty or damaged."""
     file.seek(0)
     try:
-        return msgspec.json.decode(file.read(10_000), type=Holder)
+        return msgspec.json.decode(file.read(10_000), type=Holder)  # a longer file is no lock file
     except msgspec.MsgspecError:
         return None
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Return the start time of a process from /proc; None if it is not available."""
+    """Return the start time of a process from /proc, in clock ticks since boot; None if it is not available."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return int(fields[19])
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        _, _, after_name = status.rpartition(")")  # the name of the program may contain spaces
+        return int(after_name.split()[19])  # field 22 of the file; the first field after the name is field 3
     except (OSError, ValueError, IndexError):
         return None

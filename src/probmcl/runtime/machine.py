@@ -28,7 +28,19 @@ CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
 SENT_TO_GROUPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that a terminal or a job scheduler sends to all processes of a group."""
 
-RESEND_AFTER = 0.2  # seconds
+RESEND_AFTER = 0.2
+"""Seconds after which a lost signal is sent again."""
+
+
+class _Keepers:
+    """The number of callers that want freed memory to be kept. It is global, like the allocator."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+
+
+KEEPERS = _Keepers()
 
 
 def find_device(name: str) -> str:
@@ -42,9 +54,13 @@ def find_device(name: str) -> str:
     """
     import torch
 
+    available = ["cpu"]
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cuda = ["cuda", *(f"cuda:{number}" for number in range(gpus))] if gpus else []
-    available = ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
+    if gpus:
+        available.append("cuda")
+        available += [f"cuda:{number}" for number in range(gpus)]
+    if torch.backends.mps.is_available():
+        available.append("mps")
     if name == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if name not in available:
@@ -60,7 +76,8 @@ def default_workers() -> int:
     """
     if sys.platform != "linux" or not hasattr(os, "sched_getaffinity"):
         return 0
-    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, MAX_WORKERS)
 
 
 def keep_freed_memory() -> bool:
@@ -72,26 +89,23 @@ def keep_freed_memory() -> bool:
     inference (`kept_memory`). It is not changed if the user has configured the allocator by environment variables.
     """
     with KEEPERS.lock:
-        kept = _mallopt({TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0})
-        KEEPERS.count += kept
-        return kept
-
-
-class _Keepers:
-    """The number of callers that want freed memory to be kept. It is global, like the allocator."""
-
-    def __init__(self) -> None:
-        self.lock, self.count = threading.Lock(), 0
-
-
-KEEPERS = _Keepers()
+        # No amount of free memory is returned, and no block is taken from mmap, whose blocks are always returned.
+        is_kept = _mallopt({TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0})
+        if is_kept:
+            KEEPERS.count += 1
+        return is_kept
 
 
 def _mallopt(parameters: Mapping[int, int]) -> bool:
-    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+    """Set parameters of glibc's allocator, and return whether this succeeded. What the user has set is kept."""
+    if sys.platform != "linux":
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries, such as musl, do not have it
-    return mallopt is not None and all(mallopt(*parameter) for parameter in parameters.items())
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # other C libraries, such as musl, do not have it
+        return False
+    return all(mallopt(parameter, value) for parameter, value in parameters.items())
 
 
 @contextmanager
@@ -101,15 +115,16 @@ def kept_memory() -> Iterator[None]:
     glibc's settings cannot be read, so they cannot be restored exactly. They are set to the state that glibc adapts to
     in any program that frees large blocks.
     """
-    kept = keep_freed_memory()
+    is_kept = keep_freed_memory()
     try:
         yield
     finally:
-        with KEEPERS.lock:
-            KEEPERS.count -= kept
-            if kept and KEEPERS.count == 0:
-                _mallopt(GLIBC_STATE)
-                ctypes.CDLL(None).malloc_trim(0)
+        if is_kept:
+            with KEEPERS.lock:
+                KEEPERS.count -= 1
+                if KEEPERS.count == 0:
+                    _mallopt(GLIBC_STATE)
+                    ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
@@ -122,9 +137,11 @@ def short_spinning() -> Iterator[None]:
     """
     import torch
 
-    started, finished = threading.Event(), threading.Event()
+    started = threading.Event()
+    finished = threading.Event()
 
     def hold_pool() -> None:
+        """Start the thread pool of this thread with an operation, and keep it until the context ends."""
         try:
             torch.zeros(2**17).add_(1)  # large enough to be computed by all threads
         finally:
@@ -164,7 +181,10 @@ def leave_signals_to_main_thread() -> None:
 
 
 def _change_mask(how: str, numbers: Iterable[int]) -> Iterable[int]:
-    """Change the blocked signals of the current thread and return the earlier ones. Windows cannot block signals."""
+    """Change the blocked signals of the current thread and return the earlier ones. Windows cannot block signals.
+
+    `how` is the name of a constant of the module `signal`, such as `SIG_BLOCK`.
+    """
     if not hasattr(signal, "pthread_sigmask"):
         return ()
     before: set[int] = signal.pthread_sigmask(getattr(signal, how), numbers)
@@ -175,10 +195,10 @@ def exit_on_signals() -> None:
     """Exit on SIGTERM and SIGHUP like on Ctrl-C, so that a run records its status. `nohup` ignores SIGHUP."""
     sys.unraisablehook = _resend_signal
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    hang_up = getattr(signal, "SIGHUP", None)
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows does not have it
     if hang_up is None or signal.getsignal(hang_up) is signal.SIG_IGN:
         return
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]  # of stdout and stderr
 
     def exit_silently(number: int, frame: object) -> NoReturn:
         discard_output(terminals)  # printing to a closed terminal would raise another error
@@ -199,7 +219,7 @@ def _resend_signal(lost: sys.UnraisableHookArgs) -> None:
     if isinstance(lost.exc_value, KeyboardInterrupt):
         number: int = signal.SIGINT
     elif isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
-        number = lost.exc_value.code - 128
+        number = lost.exc_value.code - 128  # the handlers of `exit_on_signals` exit with 128 + number
     else:
         sys.__unraisablehook__(lost)
         return
@@ -207,6 +227,7 @@ def _resend_signal(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _send_to_main_thread(number: int) -> None:
+    """Send a signal to the main thread, whose handlers exit."""
     main_thread = threading.main_thread().ident
     if main_thread is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main_thread, number)  # a signal to the thread of the timer would not wake the main thread

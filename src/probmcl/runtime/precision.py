@@ -18,7 +18,9 @@ def at_least_float32(x: Tensor) -> Tensor:
     >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
     torch.float32
     """
-    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+    if not x.is_floating_point():
+        return x
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def to_float64(x: Tensor) -> Tensor:
@@ -38,14 +40,17 @@ def _float32_matmul() -> Iterator[None]:
     """
     # Since torch 2.9, each backend has its own setting in addition to the common one. Reading the common one raises an
     # error if the two disagree.
-    matmul: Any = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
-    backends = [backend for backend in matmul if hasattr(backend, "fp32_precision")]
-    allowed = [backend.fp32_precision for backend in backends]
+    settings: list[Any] = []
+    for backend in (torch.backends.cuda, torch.backends.mkldnn):
+        matmul = getattr(backend, "matmul", None)
+        if hasattr(matmul, "fp32_precision"):
+            settings.append(matmul)
+    earlier = [setting.fp32_precision for setting in settings]
     try:
         common = torch.get_float32_matmul_precision()
     except RuntimeError:
         common = "highest"
-    if common == "highest" and set(allowed) <= {"none", "ieee"}:
+    if common == "highest" and set(earlier) <= {"none", "ieee"}:
         yield
         return
     torch.set_float32_matmul_precision("highest")
@@ -53,10 +58,10 @@ def _float32_matmul() -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(common)
-        for backend, precision in zip(backends, allowed, strict=True):
-            backend.fp32_precision = "none"  # inherit the common setting
-            if backend.fp32_precision != precision:
-                backend.fp32_precision = precision
+        for setting, precision in zip(settings, earlier, strict=True):
+            setting.fp32_precision = "none"  # inherit the common setting
+            if setting.fp32_precision != precision:
+                setting.fp32_precision = precision
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
@@ -67,12 +72,17 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        positional = [at_least_float32(x) if isinstance(x, Tensor) else x for x in args]
-        named = {key: at_least_float32(x) if isinstance(x, Tensor) else x for key, x in kwargs.items()}
+        positional = [_tensor_at_least_float32(value) for value in args]
+        named = {name: _tensor_at_least_float32(value) for name, value in kwargs.items()}
         with contextlib.ExitStack() as stack:
             for device in ("cpu", "cuda", "mps"):
                 stack.enter_context(torch.autocast(device, enabled=False))
             stack.enter_context(_float32_matmul())
-            return function(*positional, **named)  # type: ignore[arg-type]  # the types of the arguments are unchanged
+            return function(*positional, **named)
 
     return wrapped
+
+
+def _tensor_at_least_float32(value: Any) -> Any:
+    """Apply `at_least_float32` to a tensor; leave an argument of another type unchanged."""
+    return at_least_float32(value) if isinstance(value, Tensor) else value

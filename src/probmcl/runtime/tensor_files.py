@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 Content = bytes | bytearray | memoryview
 
+SIZE_BYTES = 8
+"""Length of the number at the beginning of a safetensors file, which is the size of its JSON header."""
+
 MAX_HEADER = 100_000_000
 """Largest size of the JSON header of a safetensors file, in bytes."""
 
@@ -99,25 +102,27 @@ class ArrayFile:
 
         If an existing file has a damaged header or was truncated, both are repaired; checksums show what was lost.
         """
-        header, size = self._header(), self._offset(self.shape[0], 0)
-        existing = self.path.stat().st_size if self.path.is_file() else 0
-        self._refuse_small_disk(size - existing)
+        header = self._header()
+        views = self.shape[0]
+        size = self._offset(views, 0)  # the end of the last view
+        existing_size = self.path.stat().st_size if self.path.is_file() else 0
+        self._refuse_small_disk(size - existing_size)
         with explained_no_space(self.path, size), open_for_update(self.path, root=self.root) as file:
             if file.read(len(header)) != header:
                 file.seek(0)
                 file.write(header)
-            if existing != size:
+            if existing_size != size:
                 file.truncate(size)
 
     def write(self, block: Block, values: Shaped[ndarray, "V n *rest"]) -> int:
         """Write a block and return its checksum."""
         checksum = 0
         with explained_no_space(self.path, values.nbytes), open_for_update(self.path, root=self.root) as file:
-            for view, rows in zip(block.views, values, strict=True):
-                content = np.ascontiguousarray(rows, dtype=self.dtype).data.cast("B")
+            for view, rows_of_view in zip(block.views, values, strict=True):
+                content = np.ascontiguousarray(rows_of_view, dtype=self.dtype).data.cast("B")
                 file.seek(self._offset(view, block.rows.start))
                 file.write(content)
-                checksum = block_checksum(content, checksum)
+                checksum = block_checksum(content, before=checksum)
         return checksum
 
     def checksums(self, blocks: list[Block]) -> list[int]:
@@ -130,22 +135,28 @@ class ArrayFile:
         return np.memmap(self.path, self.dtype, mode="r+", offset=len(self._header()), shape=self.shape)
 
     def _checksum(self, file: IO[bytes], block: Block) -> int:
+        """Return the checksum of a block in the file, equal to the result of `write`."""
         checksum = 0
         for view in block.views:
-            start, end = (self._offset(view, row) for row in (block.rows.start, block.rows.stop))
+            start = self._offset(view, block.rows.start)
+            end = self._offset(view, block.rows.stop)
             file.seek(start)
-            checksum = block_checksum(file.read(end - start), checksum)
+            checksum = block_checksum(file.read(end - start), before=checksum)
         return checksum
 
     def _header(self) -> bytes:
+        """Return the header of the .npy file, which gives the data type and the shape."""
         header = io.BytesIO()
         content = {"descr": dtype_to_descr(np.dtype(self.dtype)), "fortran_order": False, "shape": self.shape}
         write_array_header_1_0(header, content)
         return header.getvalue()
 
     def _offset(self, view: int, row: int) -> int:
-        values = int(np.prod(self.shape[2:]))
-        return len(self._header()) + (view * self.shape[1] + row) * values * np.dtype(self.dtype).itemsize
+        """Return the position in the file at which a row of a view begins, in bytes."""
+        _, rows_per_view, *row_shape = self.shape
+        bytes_per_row = int(np.prod(row_shape)) * np.dtype(self.dtype).itemsize
+        rows_before = view * rows_per_view + row
+        return len(self._header()) + rows_before * bytes_per_row
 
     def _refuse_small_disk(self, needed: int) -> None:
         """Raise an error now if the disk has too little space, instead of after computing a part of the array."""
@@ -183,7 +194,8 @@ class _Tensor(msgspec.Struct):
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_SIZES:
             raise ValueError(f"the data type {self.dtype!r} is not supported")
-        size = self.data_offsets[1] - self.data_offsets[0]
+        start, end = self.data_offsets
+        size = end - start
         strides_overflow = math.prod(filter(None, self.shape)) >= 2**62  # even if there are no elements
         if strides_overflow or math.prod(self.shape) * ITEM_SIZES[self.dtype] != size:
             raise ValueError(f"a tensor of shape {list(self.shape)} and type {self.dtype} has {size:,} bytes")
@@ -225,45 +237,53 @@ def read_metadata(path: Path, *, root: Path | None = None) -> Any:
     if not path.is_file():
         return None
     with open_file(path, root=root) as file:
-        return parse_json(_read_header(file, path).facts.encode(), path)
+        header = _read_header(file, path)
+        return parse_json(header.facts.encode(), path)
 
 
 def read_shapes(path: Path, *, root: Path | None = None) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor in a safetensors file, without reading the tensors."""
     with open_file(path, root=root) as file:
-        return {name: tensor.shape for name, tensor in _read_header(file, path).tensors.items()}
+        header = _read_header(file, path)
+        return {name: tensor.shape for name, tensor in header.tensors.items()}
 
 
 def _read_header(file: io.BufferedReader, path: Path) -> _Header:
     """Read the header of a safetensors file, whose size comes first; the tensors must fill the rest of the file."""
-    size = int.from_bytes(file.read(8), "little")
-    if size > MAX_HEADER:
-        raise RunError(f"{path}: its header has {size:,} bytes, more than {MAX_HEADER:,}; the file is damaged")
+    header_size = int.from_bytes(file.read(SIZE_BYTES), "little")
+    if header_size > MAX_HEADER:
+        raise RunError(f"{path}: its header has {header_size:,} bytes, more than {MAX_HEADER:,}; the file is damaged")
     try:
-        entries = msgspec.json.decode(file.read(size), type=dict[str, msgspec.Raw])
-        stored = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
-        if HEADER in stored:
-            stored = msgspec.json.decode(stored[HEADER], type=dict[str, str])
+        entries = msgspec.json.decode(file.read(header_size), type=dict[str, msgspec.Raw])
+        raw_metadata = entries.pop("__metadata__", msgspec.Raw(b"{}"))
+        metadata = msgspec.json.decode(raw_metadata, type=dict[str, str])
+        if HEADER in metadata:  # otherwise `save_tensors` has not written the file
+            metadata = msgspec.json.decode(metadata[HEADER], type=dict[str, str])
         tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise RunError(f"{path}: its header is damaged ({plain(error)})") from error
-    expected = 8 + size + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
-    if (actual := os.fstat(file.fileno()).st_size) != expected:
-        raise RunError(f"{path}: is damaged: it has {actual:,} bytes instead of {expected:,}")
-    return _Header(tensors, stored.get("facts", "null"), stored.get("checksum"))
+    end_of_tensors = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    expected_size = SIZE_BYTES + header_size + end_of_tensors
+    actual_size = os.fstat(file.fileno()).st_size
+    if actual_size != expected_size:
+        raise RunError(f"{path}: is damaged: it has {actual_size:,} bytes instead of {expected_size:,}")
+    return _Header(tensors, metadata.get("facts", "null"), metadata.get("checksum"))
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    """Return the digest of tensors and of our metadata as JSON, in hexadecimal digits."""
     return content_digest(_content(tensors, facts)).hex()
 
 
 def _content(tensors: Mapping[str, Tensor], facts: str) -> Iterator[Content]:
+    """Yield the bytes of our metadata, then the name, type and shape of each tensor and its values, by name."""
     import torch
 
     yield facts.encode()
-    for key, value in sorted(tensors.items()):
-        yield f"{key} {value.dtype} {list(value.shape)}".encode()
-        yield value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    for name, tensor in sorted(tensors.items()):
+        yield f"{name} {tensor.dtype} {list(tensor.shape)}".encode()
+        flat = tensor.contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data
 
 
 def refuse_non_finite(path: Path, state: Mapping[str, Tensor]) -> None:

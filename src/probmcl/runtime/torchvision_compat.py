@@ -45,7 +45,8 @@ def import_torchvision() -> torch.library.Library | None:
 
 def forget_torchvision() -> None:
     """Remove torchvision and its submodules from the imported modules."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "torchvision"]
+    for name in names:
         del sys.modules[name]
 
 

@@ -1,6 +1,7 @@
 """Batches of precomputed features or activations, which are computed once and used in every epoch."""
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,6 +15,10 @@ from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
 ROWS_AT_ONCE = 64
 """Views per batch outside training."""
+
+VIEWS_STREAM = 1
+LABELS_STREAM = 2
+"""Last parts of the seeds of an epoch, which make its random views and its random labels independent."""
 
 
 @torch.inference_mode()
@@ -35,49 +40,69 @@ def extract(
         done: callback that receives the number of images in each finished batch.
     """
     encoder.to(device).eval()
-    features = []
+    image_features = []  # one tensor per batch, with images first, because `unshard` puts images in order
     for batch in batches:
-        rows = encoder(batch.views.flatten(0, 1).to(device)).float().cpu()
-        features.append(rows.reshape(len(batch.views), -1, rows.shape[1]).transpose(0, 1))  # (n, V, D)
+        rows = encoder(batch.views.flatten(0, 1).to(device)).float().cpu()  # (V·n, D)
+        view_features = rows.reshape(len(batch.views), -1, rows.shape[1])  # (V, n, D)
+        image_features.append(view_features.transpose(0, 1))
         if done is not None:
             done(len(batch.labels))
-    return unshard(features).transpose(0, 1).contiguous()
+    all_images = unshard(image_features)  # (N, V, D)
+    return all_images.transpose(0, 1).contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFeatures:
+    """Stored views of images (features or activations), with labels.
+
+    Attributes:
+        features: V views of N images.
+        labels: labels of the images; a label between 0 and 1 is a probability.
+        known: mask of the known labels.
+        rows: rows of the images in the records; None means 0, 1, …
+        weights: sampling weights; None means that all images occur equally often.
+    """
+
+    features: Shaped[Tensor, "V N *feature"]
+    labels: Float[Tensor, "N C"]
+    known: Bool[Tensor, "N C"]
+    rows: Int[ndarray, "N"] | None = None
+    weights: Float[ndarray, "N"] | None = None
 
 
 class FeatureBatches:
-    """Training batches of stored views (features or activations): each image once per epoch, with `n_views` views.
+    """Training batches of stored views: each image once per epoch, with `n_views` views.
 
     The seed and the epoch determine the order and the views; an image's views in one step are all different. With
-    `weights`, images occur in proportion to their weights (see `Order`). `rows` are the rows of the images in the
-    records (default: 0, 1, …).
+    sampling weights, images occur in proportion to their weights (see `Order`). `images` limits the total number of
+    images; None means no limit.
     """
 
     def __init__(
         self,
-        features: Shaped[Tensor, "V N *feature"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"],
+        stored: StoredFeatures,
         *,
         batch_size: int,
         epochs: int,
         seed: int,
         n_views: int = 1,
         images: int | None = None,
-        weights: Float[ndarray, "N"] | None = None,
-        rows: Int[ndarray, "N"] | None = None,
     ) -> None:
-        if n_views > len(features):
-            raise ValueError(f"views per image: {n_views} required, but only {len(features)} stored")
-        self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
-        self.rows = torch.arange(features.shape[1]) if rows is None else torch.from_numpy(rows)
+        n_stored_views, n_images = stored.features.shape[:2]
+        if n_views > n_stored_views:
+            raise ValueError(f"views per image: {n_views} required, but only {n_stored_views} stored")
+        self.stored = stored
+        self.seed = seed
+        self.n_views = n_views
+        self.rows = torch.arange(n_images) if stored.rows is None else torch.from_numpy(stored.rows)
         self.order = Order(
-            np.arange(features.shape[1]),
+            np.arange(n_images),
             batch_size=batch_size,
             epochs=epochs,
             seed=seed,
             share=(rank(), world_size()),
             images=images,
-            weights=weights,
+            weights=stored.weights,
         )
         self.steps_per_epoch = self.order.steps_per_epoch
 
@@ -86,17 +111,28 @@ class FeatureBatches:
 
     def starting(self, step: int) -> Iterator[Batch]:
         """Yield the batches, skipping the first `step` batches."""
-        epoch, views, labels = -1, np.empty(0, dtype=int), self.labels
+        current_epoch: int | None = None
         for batch in self.order.starting(step):
-            if batch[0][0] != epoch:
-                epoch = batch[0][0]
-                keys = np.random.default_rng((self.seed, epoch, 1)).random(self.features.shape[:2])
-                views = keys.argsort(0)[: self.n_views]  # (n_views, N): the views of each image in this epoch
-                # A label between 0 and 1 is a probability; a new 0 or 1 is drawn in each epoch.
-                labels = torch.from_numpy(sample_labels(self.labels.numpy(), self.seed, epoch, 2))
-            rows = torch.tensor([row for _, row in batch])
-            chosen = torch.from_numpy(views[:, rows.numpy()])
-            yield Batch(self.features[chosen, rows].float(), labels[rows], self.known[rows], self.rows[rows])
+            epoch, _ = batch[0]  # all images of a batch have the same epoch
+            if epoch != current_epoch:
+                current_epoch = epoch
+                views = self._draw_views(epoch)
+                labels = self._draw_labels(epoch)
+            images = torch.tensor([image for _, image in batch])
+            views_of_images = torch.from_numpy(views[:, images.numpy()])
+            features = self.stored.features[views_of_images, images].float()  # (n_views, n, *feature)
+            yield Batch(features, labels[images], self.stored.known[images], self.rows[images])
+
+    def _draw_views(self, epoch: int) -> Int[ndarray, "v N"]:
+        """Return `n_views` different stored views of each image, drawn at random for an epoch."""
+        generator = np.random.default_rng((self.seed, epoch, VIEWS_STREAM))
+        random_keys = generator.random(self.stored.features.shape[:2])  # (V, N)
+        shuffled_views = random_keys.argsort(0)
+        return shuffled_views[: self.n_views]
+
+    def _draw_labels(self, epoch: int) -> Float[Tensor, "N C"]:
+        """Return the labels of an epoch: for each label that is a probability, 0 or 1 drawn at random."""
+        return torch.from_numpy(sample_labels(self.stored.labels.numpy(), self.seed, epoch, LABELS_STREAM))
 
 
 class StoredViews:
@@ -109,9 +145,13 @@ class StoredViews:
         known: Bool[Tensor, "N C"],
         rows: Int[ndarray, "N"],
     ) -> None:
-        self.features, self.labels, self.known, self.rows = features, labels, known, torch.from_numpy(rows)
-        images = max(1, ROWS_AT_ONCE // len(features))
-        self.parts = shard([slice(start, start + images) for start in range(0, len(rows), images)])
+        self.features = features
+        self.labels = labels
+        self.known = known
+        self.rows = torch.from_numpy(rows)
+        images_at_once = max(1, ROWS_AT_ONCE // len(features))
+        parts = [slice(start, start + images_at_once) for start in range(0, len(rows), images_at_once)]
+        self.parts = shard(parts)
 
     def __len__(self) -> int:
         return len(self.parts)

@@ -44,8 +44,12 @@ class TrainingState:
     skipped: list[int] = field(default_factory=list)
 
 
-Loaded = tuple[dict[str, Tensor], dict[str, Any]]
-"""The tensors and the header of a checkpoint."""
+class Loaded(NamedTuple):
+    """A checkpoint that was read: its file, its tensors and its header."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
 
 
 @runtime_checkable
@@ -91,20 +95,18 @@ class Checkpoint:
 
         A checkpoint of a training with another number of steps is not used, since the learning rate depends on it.
         """
-        self.steps, loaded = steps, self._load()
+        self.steps = steps
+        loaded = self._load()
         if loaded is None:
             return 0
-        tensors, header = loaded
+        tensors, header = loaded.tensors, loaded.header
         if header["steps"] != steps:
             problem = f"{self.path}: the training had {header['steps']} steps, and now has {steps}"
-            warnings.warn(f"{problem}; training starts over", stacklevel=3)
+            warnings.warn(f"{problem}; training starts over", stacklevel=3)  # names the line that called `fit`
             return 0
         self.seconds_before = header["seconds"]
         state.method.load_state_dict(_part("method", tensors))
-        moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in _part("optimizer", tensors).items():
-            number, _, name = key.partition(".")
-            moments.setdefault(int(number), {})[name] = value
+        moments = _moments_by_parameter(_part("optimizer", tensors))
         state.optimizer.load_state_dict({"state": moments, "param_groups": header["groups"]})
         state.schedule.last_epoch = header["step"]
         state.scaler.load_state_dict(header["scaler"])
@@ -123,16 +125,21 @@ class Checkpoint:
         Rank 0 chooses the file, so that all processes continue from the same step.
         """
         chosen = self._choose() if is_main_process() else None
-        name = broadcast(None if chosen is None else chosen[0].name)
-        if chosen is not None:
-            return chosen[1]
-        return None if name is None else load_tensors(self.path.with_name(name), root=self.root)
+        chosen_name = None if chosen is None else chosen.path.name
+        name = broadcast(chosen_name)
+        if chosen is not None or name is None:
+            return chosen
+        path = self.path.with_name(name)
+        return Loaded(path, *load_tensors(path, root=self.root))
 
-    def _choose(self) -> tuple[Path, Loaded] | None:
-        chosen, problems, consequence = None, list[str](), "training starts over"
+    def _choose(self) -> Loaded | None:
+        """Return the last checkpoint that can be read. Damaged ones are deleted, with one warning for all of them."""
+        chosen = None
+        consequence = "training starts over"
+        problems: list[str] = []
         for path in (self.path, self.previous):
             try:
-                chosen = path, load_tensors(path, root=self.root)
+                chosen = Loaded(path, *load_tensors(path, root=self.root))
             except FileNotFoundError:
                 continue
             except RunError as error:
@@ -141,15 +148,18 @@ class Checkpoint:
                 problems.append(str(error))
                 path.unlink(missing_ok=True)  # otherwise the next save would keep it as the previous checkpoint
                 continue
-            consequence = f"training continues from the previous checkpoint, step {chosen[1][1]['step']}"
+            consequence = f"training continues from the previous checkpoint, step {chosen.header['step']}"
             break
         if problems:
-            warnings.warn(f"damaged checkpoint: {'; '.join(problems)}; {consequence}", stacklevel=5)
+            message = f"damaged checkpoint: {'; '.join(problems)}; {consequence}"
+            warnings.warn(message, stacklevel=5)  # names the line that called `fit`
         return chosen
 
     def delete(self) -> None:
         """Delete the checkpoints (on rank 0)."""
-        for path in (self.path, self.previous) if is_main_process() else ():
+        if not is_main_process():
+            return
+        for path in (self.path, self.previous):
             path.unlink(missing_ok=True)
 
     def after(self, step: int, state: TrainingState) -> None:
@@ -161,27 +171,55 @@ class Checkpoint:
     def save(self, step: int, state: TrainingState) -> None:
         """Write the complete state (on rank 0)."""
         optimizer = state.optimizer.state_dict()
-        cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-        moments = {f"{i}.{key}": value for i, entry in optimizer["state"].items() for key, value in entry.items()}
+        generators = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            generators["cuda"] = torch.cuda.get_rng_state()
         parts = {
             "method": state.method.state_dict(),
             "average": state.ema.state,
-            "optimizer": moments,
-            "generator": {"cpu": torch.get_rng_state(), **cuda},
+            "optimizer": _named_moments(optimizer["state"]),
+            "generator": generators,
         }
-        header = {"step": step, "steps": self.steps, "seconds": self.seconds(), "groups": optimizer["param_groups"]}
-        header |= {"scaler": state.scaler.state_dict(), "skipped": state.skipped}
+        header = {
+            "step": step,
+            "steps": self.steps,
+            "seconds": self.seconds(),
+            "groups": optimizer["param_groups"],
+            "scaler": state.scaler.state_dict(),
+            "skipped": state.skipped,
+        }
         if self.monitor:
             parts["monitor"], header["monitor"] = self.monitor.state()
-        if is_main_process():
-            if self.path.exists():
-                replace_file(self.path, self.previous)
-            tensors = {f"{part}.{key}": value for part, content in parts.items() for key, value in content.items()}
-            save_tensors(self.path, tensors, header, root=self.root)
+        if not is_main_process():
+            return
+        if self.path.exists():
+            replace_file(self.path, self.previous)
+        tensors = {f"{part}.{key}": value for part, content in parts.items() for key, value in content.items()}
+        save_tensors(self.path, tensors, header, root=self.root)
 
 
 def _part(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{part}."): value for key, value in tensors.items() if key.startswith(f"{part}.")}
+    """Return the tensors of one part of a checkpoint, under the names that they have within this part."""
+    prefix = f"{part}."
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _named_moments(moments: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the moments of an optimizer under names such as `0.exp_avg`: the number of the parameter and the key."""
+    named = {}
+    for number, moments_of_parameter in moments.items():
+        for key, value in moments_of_parameter.items():
+            named[f"{number}.{key}"] = value
+    return named
+
+
+def _moments_by_parameter(named: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Return the moments of an optimizer by parameter and key; this is the inverse of `_named_moments`."""
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, value in named.items():
+        number, _, key = name.partition(".")
+        moments.setdefault(int(number), {})[key] = value
+    return moments
 
 
 @runtime_checkable
@@ -200,8 +238,15 @@ class Batches(Protocol):
 class StepEvent(NamedTuple):
     """A completed training step.
 
-    `images` is the number of views across all processes. If the batch was skipped because its loss or gradient is NaN
-    or inf, `skipped` has its rows in the records, also across all processes.
+    Attributes:
+        step: number of the step, starting at 1.
+        steps: number of steps of the complete training.
+        epoch: number of the epoch, starting at 0.
+        images: number of views across all processes.
+        loss: mean loss over all processes.
+        terms: terms of the loss on this process, by name.
+        skipped: None if the batch was applied. If its loss or gradient is NaN or inf, the rows of its images in the
+            records, also across all processes.
     """
 
     step: int
@@ -246,33 +291,60 @@ def fit(
 
     A batch whose loss or gradient is NaN or inf is skipped. After `MAX_SKIPPED` of them, or if all are skipped,
     `DivergedError` is raised. On a GPU, this check waits for the device in every step.
+
+    Args:
+        method: the method, which is moved to the device.
+        batches: the batches of this process.
+        training: settings of the stage.
+        device: device to compute on.
+        callbacks: functions that are called after every step, in this order.
+        checkpoint: where the state is saved, or None to save nothing.
+        make_optimizer: function that returns the optimizer.
     """
     device = torch.device(device)
     method.to(device).train()
-    state = _initial_state(method, training, device, make_optimizer(method, training), steps=len(batches))
-    done = checkpoint.restore(state, len(batches)) if checkpoint else 0
-    model, half = DistributedDataParallel(method) if world_size() > 1 else method, _half_dtype(device, training)
+    steps = len(batches)
+    optimizer = make_optimizer(method, training)
+    half_dtype = _half_dtype(device, training)
+    state = TrainingState(
+        method=method,
+        optimizer=optimizer,
+        schedule=one_cycle(optimizer, steps, training.warmup),
+        ema=EMA(method, training.ema),
+        scaler=GradScaler(device.type, enabled=half_dtype is torch.float16),
+    )
+    completed = checkpoint.restore(state, steps) if checkpoint else 0
+    model = DistributedDataParallel(method) if world_size() > 1 else method
     try:
-        _refuse_diverged(state, done, len(batches))
-        for step, batch in enumerate(batches.starting(done), start=done + 1):
-            views, labels, known = (x.to(device, non_blocking=True) for x in batch[:3])
-            buffers = [buffer.clone() for buffer in method.buffers()]
-            with torch.autocast(device.type, dtype=half, enabled=half is not None):
+        _refuse_diverged(state, completed, steps)
+        for step, batch in enumerate(batches.starting(completed), start=completed + 1):
+            views = batch.views.to(device, non_blocking=True)
+            labels = batch.labels.to(device, non_blocking=True)
+            known = batch.known.to(device, non_blocking=True)
+            buffers_before = [buffer.clone() for buffer in method.buffers()]
+            with torch.autocast(device.type, dtype=half_dtype, enabled=half_dtype is not None):
                 loss, terms = model(views, labels, known)
             mean_loss = all_reduce_mean(loss.detach())
-            applied = _update(state, loss, mean_loss, buffers)
-            if not applied:
+            was_applied = _apply_step(state, loss, mean_loss, buffers_before)
+            skipped_rows = None
+            if not was_applied:
                 state.skipped.append(step)
-            epoch = (step - 1) // batches.steps_per_epoch
-            terms = {name: value.detach() for name, value in terms.items()}
-            images = views.shape[0] * views.shape[1] * world_size()
-            rows = None if applied else gather_unequal(batch.rows)
-            event = StepEvent(step, len(batches), epoch, images, mean_loss, terms, rows)
+                skipped_rows = gather_unequal(batch.rows)
+            n_views, n_images = views.shape[:2]
+            event = StepEvent(
+                step=step,
+                steps=steps,
+                epoch=(step - 1) // batches.steps_per_epoch,
+                images=n_views * n_images * world_size(),
+                loss=mean_loss,
+                terms={name: value.detach() for name, value in terms.items()},
+                skipped=skipped_rows,
+            )
             for callback in callbacks:
                 callback(event)
             if checkpoint:
                 checkpoint.after(step, state)
-            _refuse_diverged(state, step, len(batches))
+            _refuse_diverged(state, step, steps)
         return state.skipped
     finally:
         state.ema.copy_to()
@@ -282,58 +354,55 @@ def fit(
             gc.collect()  # a DistributedDataParallel that outlives its process group can crash the exiting process
 
 
-def _initial_state(
-    method: Method, training: Training, device: torch.device, optimizer: Optimizer, *, steps: int
-) -> TrainingState:
-    schedule = one_cycle(optimizer, steps, training.warmup)
-    scaler = torch.amp.GradScaler(device.type, enabled=_half_dtype(device, training) is torch.float16)
-    return TrainingState(method, optimizer, schedule, EMA(method, training.ema), scaler)
-
-
-def _update(state: TrainingState, loss: Tensor, mean_loss: Tensor, buffers: list[Tensor]) -> bool:
+def _apply_step(state: TrainingState, loss: Tensor, mean_loss: Tensor, buffers_before: list[Tensor]) -> bool:
     """Apply a step and return True, unless the loss or the gradient is NaN or inf.
 
     All processes decide alike, since the mean loss and the gradients, which DDP averages, are the same in all of them.
-    `buffers` has the values before the forward pass, which a skipped batch must not change.
+    `buffers_before` has the values before the forward pass, which a skipped batch must not change.
     """
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    finite = mean_loss.isfinite()
+    is_finite = mean_loss.isfinite()
     if not state.scaler.is_enabled():  # the scaler itself skips steps with infinite gradients, which are normal there
-        gradients = [p.grad for p in state.method.parameters() if p.grad is not None]
-        finite = finite & get_total_norm(gradients).isfinite()
-    applied = bool(finite)
-    if applied:
+        gradients = [parameter.grad for parameter in state.method.parameters() if parameter.grad is not None]
+        is_finite = is_finite & get_total_norm(gradients).isfinite()
+    is_applied = bool(is_finite)  # on a GPU, this waits for the device
+    if is_applied:
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.schedule.step()
     else:
-        for buffer, before in zip(state.method.buffers(), buffers, strict=True):
-            buffer.copy_(before)
+        for buffer, value_before in zip(state.method.buffers(), buffers_before, strict=True):
+            buffer.copy_(value_before)
         with warnings.catch_warnings():  # torch expects that the optimizer was called before the schedule
             warnings.simplefilter("ignore")
             state.schedule.step()
     state.optimizer.zero_grad()
     state.ema.update()
-    return applied
+    return is_applied
 
 
 def _refuse_diverged(state: TrainingState, step: int, steps: int) -> None:
-    count = len(state.skipped)
-    if count >= MAX_SKIPPED or count == steps > 0:
-        which = counted(count, "batch", "batches")
-        problem = f"the loss or the gradient of {which} is NaN or inf, the last at step {state.skipped[-1]}"
-        raise DivergedError(f"{problem}; try a lower learning rate", step - count)
+    """Raise `DivergedError` after a step if too many batches were skipped, or all batches of the training."""
+    n_skipped = len(state.skipped)
+    all_skipped = n_skipped == steps > 0
+    if n_skipped < MAX_SKIPPED and not all_skipped:
+        return
+    which = counted(n_skipped, "batch", "batches")
+    problem = f"the loss or the gradient of {which} is NaN or inf, the last at step {state.skipped[-1]}"
+    raise DivergedError(f"{problem}; try a lower learning rate", step - n_skipped)
 
 
 def _half_dtype(device: torch.device, training: Training) -> torch.dtype | None:
     """Return bfloat16 on GPUs that support it, float16 (with loss scaling) on other GPUs, and None elsewhere."""
     if training.precision == "float32" or device.type != "cuda":
         return None
-    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float16
 
 
 def check_weights(method: Method) -> None:
     """Raise FloatingPointError if a weight is NaN or inf, which a finite gradient and a very high rate can cause."""
-    weights = (value for value in method.state_dict().values() if value.is_floating_point())
-    if not all(bool(value.isfinite().all()) for value in weights):
-        raise FloatingPointError("a weight is NaN or inf after the last step; try a lower learning rate")
+    for value in method.state_dict().values():
+        if value.is_floating_point() and not value.isfinite().all():
+            raise FloatingPointError("a weight is NaN or inf after the last step; try a lower learning rate")

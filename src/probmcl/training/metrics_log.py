@@ -41,7 +41,9 @@ class MetricsLog:
     def __init__(
         self, path: Path, *, every: int = 10, on_warning: Callable[[RunWarning], None] = lambda warning: None
     ) -> None:
-        self.path, self.every, self.on_warning = path, every, on_warning
+        self.path = path
+        self.every = every
+        self.on_warning = on_warning
         self.warnings: list[RunWarning] = []
 
     def stage(self, name: str) -> "StageLog":
@@ -54,16 +56,27 @@ class MetricsLog:
 
     def forget(self, stage: str, step: int) -> None:
         """Remove a stage's rows from `step` onward, which a killed run wrote after its last checkpoint."""
-        self._rewrite([row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step])
+        kept = []
+        for row in self.rows():
+            row_step = int(str(row["step"]))
+            if row["stage"] != stage or row_step < step:
+                kept.append(row)
+        self._rewrite(kept)
 
     def replace(self, stage: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Replace the rows of a stage; they become the last rows."""
-        self._rewrite([*(row for row in self.rows() if row["stage"] != stage), *rows])
+        other_stages = [row for row in self.rows() if row["stage"] != stage]
+        self._rewrite([*other_stages, *rows])
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replace the content of the log, if it changes."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        if text != (read_text(self.path) if self.path.exists() else ""):
+        if text != self._text():
             write_text(self.path, text)
+
+    def _text(self) -> str:
+        """Return the content of the log; empty if there is no file."""
+        return read_text(self.path) if self.path.exists() else ""
 
     def warn(self, warning: RunWarning) -> None:
         """Add a warning, once."""
@@ -73,14 +86,15 @@ class MetricsLog:
 
     def rows(self) -> list[dict[str, object]]:
         """Return all complete rows. The last line of a killed run may be truncated."""
-        lines = read_text(self.path).splitlines(keepends=True) if self.path.exists() else []
+        lines = self._text().splitlines(keepends=True)
         complete = [line for line in lines if line.endswith("\n")]
         return [self._parse(line, number) for number, line in enumerate(complete, start=1)]
 
     def _parse(self, line: str, number: int) -> dict[str, object]:
+        """Return the row in a line of the log; `number` is the line number for an error."""
         try:
             row = convert(json.loads(line), dict[str, object])
-            convert(row, _Row)
+            convert(row, _Row)  # only checks the keys that every row has
         except (ValueError, RecursionError) as error:
             raise RunError(f"{self.path}, line {number}: {plain(error)}; {DAMAGED}") from error
         return row
@@ -88,7 +102,7 @@ class MetricsLog:
     def close(self) -> None:
         """Write all rows to metrics.csv, whose columns are the union of their keys."""
         rows = self.rows()
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        columns = list(dict.fromkeys(key for row in rows for key in row))  # in the order in which they first occur
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, columns)
         table.writeheader()
@@ -103,30 +117,38 @@ class StageLog:
     """
 
     def __init__(self, log: MetricsLog, name: str) -> None:
-        self.log, self.name = log, name
+        self.log = log
+        self.name = name
         self.warning: str | None = None
         self.started = False
         self._reset()
 
     def _reset(self) -> None:
-        self.steps, self.images, self.since = 0, 0, time.perf_counter()
+        """Start the next row of the log."""
+        self.steps = 0
+        self.images = 0
+        self.since = time.perf_counter()
         self.values: dict[str, list[Tensor]] = {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the steps since the last row, and the earlier rows and warning."""
         rows = [row for row in self.log.rows() if row["stage"] == self.name]
-        counts = {"steps": self.steps, "images": self.images, "seconds": time.perf_counter() - self.since}
-        values = {key: torch.stack(values) for key, values in self.values.items()}
-        return values, counts | {"rows": rows, "warning": self.warning}
+        header = {
+            "steps": self.steps,
+            "images": self.images,
+            "seconds": time.perf_counter() - self.since,
+            "rows": rows,
+            "warning": self.warning,
+        }
+        tensors = {key: torch.stack(values) for key, values in self.values.items()}
+        return tensors, header
 
     def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         """Continue from the state in a checkpoint, with its rows instead of those in the log."""
         self.values = {key: list(values) for key, values in tensors.items()}
-        self.steps, self.images, self.since = (
-            header["steps"],
-            header["images"],
-            time.perf_counter() - header["seconds"],
-        )
+        self.steps = header["steps"]
+        self.images = header["images"]
+        self.since = time.perf_counter() - header["seconds"]
         self.started = True
         self.log.replace(self.name, header["rows"])
         self._warn(header["warning"])
@@ -136,8 +158,9 @@ class StageLog:
         if not self.started:
             self.started = True
             self.log.forget(self.name, event.step)
-        for key, value in {"loss": event.loss, **event.terms}.items() if event.skipped is None else ():
-            self.values.setdefault(key, []).append(value)
+        if event.skipped is None:
+            for key, value in {"loss": event.loss, **event.terms}.items():
+                self.values.setdefault(key, []).append(value)
         self.steps += 1
         self.images += event.images
         if self.steps == self.log.every or event.step == event.steps:
@@ -145,16 +168,20 @@ class StageLog:
             self._reset()
 
     def _write(self, event: StepEvent) -> None:
+        """Write a row with the means since the last row, and warn if they show a collapse."""
         # A statistic that is undefined in a step, such as the similarity of negatives if there are none, is NaN.
         means = {key: float(torch.stack(values).nanmean()) for key, values in self.values.items()}
-        speed = self.images / max(time.perf_counter() - self.since, 1e-9)
+        seconds = max(time.perf_counter() - self.since, 1e-9)  # never 0, even if the clock is coarse
         row: dict[str, object] = {"stage": self.name, "epoch": event.epoch, "step": event.step}
-        row |= {key: value if math.isfinite(value) else None for key, value in means.items()}
-        self.log.write(row | {"images_per_second": round(speed, 1)})
+        for key, mean in means.items():
+            row[key] = mean if math.isfinite(mean) else None  # JSON has no NaN
+        row["images_per_second"] = round(self.images / seconds, 1)
+        self.log.write(row)
         if self.warning is None and event.step > WARN_AFTER * event.steps:
             self._warn(collapse_warning(means))
 
     def _warn(self, message: str | None) -> None:
+        """Remember the warning of this stage and report it; None means that there is no warning."""
         self.warning = message
         if message is not None:
             self.log.warn(RunWarning("collapse", message))

@@ -50,29 +50,34 @@ class Training:
 
 def build_optimizer(method: Method, training: Training) -> Optimizer:
     """Return a method's optimizer, with separate groups for encoder and head, and for matrices and other parameters."""
-    encoder = {id(p) for p in method.encoder.parameters()}
+    encoder_ids = {id(parameter) for parameter in method.encoder.parameters()}
+    trainable = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    encoder = [parameter for parameter in trainable if id(parameter) in encoder_ids]
+    head = [parameter for parameter in trainable if id(parameter) not in encoder_ids]
     groups = []
-    for in_encoder, factor in ((True, 1.0), (False, training.head_factor)):
-        for matrix, decay in ((True, training.weight_decay), (False, 0.0)):
-            members = [
-                p
-                for p in method.parameters()
-                if p.requires_grad and (id(p) in encoder) == in_encoder and (p.ndim > 1) == matrix
-            ]
-            if members:
-                groups.append({"params": members, "lr": training.learning_rate * factor, "weight_decay": decay})
+    for parameters, factor in ((encoder, 1.0), (head, training.head_factor)):
+        learning_rate = training.learning_rate * factor
+        matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+        others = [parameter for parameter in parameters if parameter.ndim <= 1]
+        if matrices:
+            groups.append({"params": matrices, "lr": learning_rate, "weight_decay": training.weight_decay})
+        if others:
+            groups.append({"params": others, "lr": learning_rate, "weight_decay": 0.0})
     if not groups:
         raise ValueError(f"{type(method).__name__} has no trainable parameters: all are frozen")
     return AdamW(groups) if training.decay == "decoupled" else Adam(groups)
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
-    """Return a one-cycle schedule from 1/25 of the learning rate up to its full value and then down to almost 0."""
+    """Return a one-cycle schedule from 1/25 of the learning rate up to its full value and then down to almost 0.
+
+    `warmup` is the fraction of the steps during which the learning rate rises.
+    """
     # torch divides by the length of each phase, so neither may be shorter than two steps.
-    total = max(steps, 10)
-    rising = min(max(warmup * total, 2), total - 2) / total
+    total_steps = max(steps, 10)
+    rising_steps = min(max(warmup * total_steps, 2), total_steps - 2)
     max_lr = [group["lr"] for group in optimizer.param_groups]
-    return OneCycleLR(optimizer, max_lr=max_lr, total_steps=total, pct_start=rising)
+    return OneCycleLR(optimizer, max_lr=max_lr, total_steps=total_steps, pct_start=rising_steps / total_steps)
 
 
 class EMA:
@@ -83,8 +88,12 @@ class EMA:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        self.module, self.decay, self.steps = module, decay, 0
-        self.state = {key: value.detach().clone() for key, value in module.state_dict().items()} if decay else {}
+        self.module = module
+        self.decay = decay
+        self.steps = 0
+        self.state: dict[str, Tensor] = {}  # empty if the decay is 0, which disables the average
+        if decay:
+            self.state = {key: value.detach().clone() for key, value in module.state_dict().items()}
 
     @torch.no_grad()
     def update(self) -> None:
