@@ -114,6 +114,18 @@ def blocks(length: int, width: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
+def group_numbers(images: int, groups: Sequence[str] | None) -> Int[ndarray, "N"]:
+    """Return the number of each image's group, from 0. Without groups, each image is a group of its own.
+
+    >>> group_numbers(3, ["b", "a", "b"]).tolist(), group_numbers(3, None).tolist()
+    ([1, 0, 1], [0, 1, 2])
+    """
+    if groups is None:
+        return np.arange(images)
+    _, numbers = np.unique(np.array(groups), return_inverse=True)
+    return numbers
+
+
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
     """Scores, labels and masks of known labels for N images or groups of images.
