@@ -261,7 +261,8 @@ def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.nd
     if not valid.any():
         return samples.astype(np.float64)
     shift = estimate - samples.mean(where=valid)
-    return samples + shift
+    shifted: Float64[np.ndarray, " B"] = samples + shift
+    return shifted
 
 
 def interval(samples: Float[np.ndarray, " B"], level: float = 0.95) -> tuple[float, float]:

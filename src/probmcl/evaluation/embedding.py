@@ -158,6 +158,7 @@ def _query_blocks(points: int, queries: int | None, seed: int) -> Sequence[Int[T
 
 
 def _mean_or_none(values: Sequence[float]) -> float | None:
+    """Return the mean, or None without values."""
     return float(np.mean(values)) if values else None
 
 
