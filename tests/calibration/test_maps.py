@@ -21,6 +21,7 @@ from probmcl.calibration.maps import (
     Calibration,
     ClassCalibration,
     Kind,
+    LabeledLogits,
     compose,
     fit_isotonic,
     fit_platt,
@@ -123,8 +124,8 @@ def class_table() -> tuple[Array, Array, Array]:
 
 
 def sigmoids(table: tuple[Array, Array, Array], strength: float, start: torch.Tensor | None = None) -> Array:
-    z, labels, known = (torch.from_numpy(part) for part in table)
-    return fit_sigmoids(z, labels, known, POOLED, strength, start).numpy()
+    entries = LabeledLogits(*(torch.from_numpy(part) for part in table))
+    return fit_sigmoids(entries, POOLED, strength, start).numpy()
 
 
 @pytest.mark.parametrize("strength", [0.3, 3.0, 100.0])

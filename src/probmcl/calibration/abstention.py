@@ -33,15 +33,29 @@ def abstention_limits(
     """
     if not 0 < risk < 1:
         raise OptionError("abstain", risk, "must be an error rate between 0 and 1, such as 0.05")
-    limits = [_limits(risk, p[k], y[k] == 1) for p, y, k in zip(probabilities.T, labels.T, known.T, strict=True)]
-    return Limits(*np.array(limits).T)
+    no = []
+    yes = []
+    for p, label, is_known in zip(probabilities.T, labels.T, known.T, strict=True):
+        no_limit, yes_limit = _limits_of_class(risk, p[is_known], label[is_known] == 1)
+        no.append(no_limit)
+        yes.append(yes_limit)
+    return Limits(np.array(no), np.array(yes))
 
 
-def _limits(risk: float, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, " K"]) -> tuple[float, float]:
+def _limits_of_class(risk: float, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, " K"]) -> tuple[float, float]:
+    """Return the highest probability of a no, and that of a not sure, for the known entries of one class."""
     if not len(p):
         return -np.inf, np.inf
-    middle = balanced_threshold(p)
-    yes, no = accepted_cuts(p, ~positive, risk), accepted_cuts(1 - p, positive, risk)
-    upper = np.inf if yes is None or middle > yes[1] else max(middle, yes[0])
-    lower = -np.inf if no is None or middle < 1 - no[1] else min(middle, 1 - no[0])
-    return lower, upper
+    balanced = balanced_threshold(p)
+
+    yes_limit = np.inf
+    yes = accepted_cuts(p, ~positive, risk)
+    if yes is not None and balanced <= yes.highest:
+        yes_limit = max(balanced, yes.lowest)
+
+    # A no is a yes for the probability 1 − p that the class is absent, so a low threshold there is a high one here.
+    no_limit = -np.inf
+    no = accepted_cuts(1 - p, positive, risk)
+    if no is not None and balanced >= 1 - no.highest:
+        no_limit = min(balanced, 1 - no.lowest)
+    return no_limit, yes_limit

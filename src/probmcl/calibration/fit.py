@@ -1,5 +1,6 @@
 """Fitting a calibration to held-out scores, with the strength of its prior chosen by cross-validation."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from probmcl.calibration.maps import (
     ClassCalibration,
     HeldOutName,
     Kind,
+    LabeledLogits,
     compose,
     fit_isotonic,
     fit_platt,
@@ -21,12 +23,17 @@ from probmcl.calibration.maps import (
     logits,
 )
 from probmcl.calibration.thresholds import BALANCED, ThresholdRule, choose_thresholds
-from probmcl.evaluation.scores import Entries, ScoredRows, checked
+from probmcl.evaluation.scores import Entries, ScoredRows, checked, group_numbers
+from probmcl.runtime.files import nan_to_none
 
 FOLDS = 5
+"""Parts of the images in the cross-validation."""
 
-CACHED_ENTRIES, POOLED_ENTRIES = 2**18, 2**20
-"""Entries of the classes that are fitted together, few enough for the CPU's cache, and entries for the pooled fit."""
+CACHED_ENTRIES = 2**18
+"""Entries of the classes that are fitted together, few enough for the CPU's cache."""
+
+POOLED_ENTRIES = 2**20
+"""Most entries for the pooled fit."""
 
 MIN_ISOTONIC = 1000
 """Fewest positives of a class for isotonic regression. With fewer, its steps follow the noise."""
@@ -57,32 +64,58 @@ def fit_calibration(
         advance: called after each of the `FOLDS` folds.
     """
     entries = checked(rows.scores, rows.labels, rows.known)
+    is_isotonic = _isotonic_classes(entries, kind)
     fold = assign_folds(len(rows), rows.group)
-    is_validated = kind != "none" and fold.max() > 0
-    strengths = STRENGTHS if is_validated and len(rows) >= MIN_IMAGES else STRENGTHS[:1]
-    positives = ((entries.labels == 1) & entries.known).sum(0).numpy()
-    isotonic = positives >= MIN_ISOTONIC if kind == "isotonic" else np.zeros(len(names), dtype=bool)
-    losses = _Losses(np.zeros((len(strengths), len(names))), np.zeros(len(names)))
+    last_fold = fold.max()  # the last folds are empty if there are few images or groups
+    is_validated = kind != "none" and last_fold > 0
+    can_choose = is_validated and len(rows) >= MIN_IMAGES
+    strengths = STRENGTHS if can_choose else STRENGTHS[:1]  # the first gives every class the pooled sigmoid
+
+    losses = _Losses(sigmoid=np.zeros((len(strengths), len(names))), isotonic=np.zeros(len(names)))
     for number in range(FOLDS):
-        if is_validated and number <= fold.max():
-            losses.add(entries, torch.from_numpy(fold == number), strengths, isotonic)
+        if is_validated and number <= last_fold:
+            held_out = torch.from_numpy(fold == number)
+            losses.add(entries, held_out, strengths, is_isotonic)
         advance()
     best = int(losses.sigmoid.sum(1).argmin())
-    cross_validated = np.where(isotonic, losses.isotonic, losses.sigmoid[best] if is_validated else np.nan)
-    classes = list(_fit_classes(entries, kind, strengths[best], isotonic, cross_validated))
-    strength = None if strengths[best] == float("inf") or kind == "none" else strengths[best]
-    fitted = Calibration(kind, str(rule), predictions, len(rows), strength, dict(zip(names, classes, strict=True)))
-    return _with_thresholds(fitted, rule, rows, parents)
+    strength = strengths[best]
+    sigmoid_losses = losses.sigmoid[best] if is_validated else np.full(len(names), np.nan)
+    cross_validated = np.where(is_isotonic, losses.isotonic, sigmoid_losses)
+
+    classes = _fit_classes(entries, kind, strength, is_isotonic, cross_validated)
+    has_own_sigmoids = kind != "none" and strength < float("inf")
+    calibration = Calibration(
+        kind=kind,
+        thresholds=str(rule),
+        predictions=predictions,
+        images=len(rows),
+        strength=strength if has_own_sigmoids else None,
+        classes=dict(zip(names, classes, strict=True)),
+    )
+    return _with_thresholds(calibration, rule, rows, parents)
+
+
+def _isotonic_classes(entries: Entries, kind: Kind) -> Bool[np.ndarray, " C"]:
+    """Mark the classes that are fitted by isotonic regression: those with enough positives, if it was requested."""
+    is_positive = (entries.labels == 1) & entries.known
+    positives = is_positive.sum(0).numpy()
+    if kind != "isotonic":
+        return np.zeros(len(positives), dtype=bool)
+    enough: Bool[np.ndarray, " C"] = positives >= MIN_ISOTONIC
+    return enough
 
 
 def _with_thresholds(
     calibration: Calibration, rule: ThresholdRule, rows: ScoredRows, parents: Int[np.ndarray, "C"]
 ) -> Calibration:
-    chosen = choose_thresholds(rule, calibration.probabilities(rows.scores, parents), rows.labels, rows.known)
+    """Return a calibration with the thresholds that the rule chooses from the probabilities of the held-out rows."""
+    probabilities = calibration.probabilities(rows.scores, parents)
+    chosen = choose_thresholds(rule, probabilities, rows.labels, rows.known)
     classes = {}
     for column, (name, fitted) in enumerate(calibration.classes.items()):
         promised = None if chosen.promised is None else bool(chosen.promised[column])
-        classes[name] = replace(fitted, threshold=float(chosen.values[column]), promised=promised)
+        threshold = float(chosen.values[column])
+        classes[name] = replace(fitted, threshold=threshold, promised=promised)
     return replace(calibration, classes=classes)
 
 
@@ -92,11 +125,13 @@ def assign_folds(images: int, groups: Sequence[str] | None, *, seed: int = 0) ->
     >>> assign_folds(6, ["a", "a", "b", "b", "c", "c"]).tolist()
     [1, 1, 2, 2, 0, 0]
     """
-    member = np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
-    count = int(member.max()) + 1
-    fold = np.empty(count, dtype=np.int64)
-    fold[np.random.default_rng(seed).permutation(count)] = np.arange(count) % FOLDS
-    return fold[member]
+    group = group_numbers(images, groups)
+    count = int(group.max()) + 1
+    shuffled = np.random.default_rng(seed).permutation(count)
+    fold_of_group = np.empty(count, dtype=np.int64)
+    fold_of_group[shuffled] = np.arange(count) % FOLDS
+    fold: Int[np.ndarray, "N"] = fold_of_group[group]
+    return fold
 
 
 @dataclass(frozen=True)
@@ -111,81 +146,111 @@ class _Losses:
         entries: Entries,
         held_out: Bool[Tensor, " N"],
         strengths: Sequence[float],
-        isotonic: Bool[np.ndarray, " C"],
+        is_isotonic: Bool[np.ndarray, " C"],
     ) -> None:
-        """Fit everything to the images of the other folds, and add the loss on the held-out images."""
-        pooled = _fit_pooled(Entries(*(part[~held_out] for part in entries)))
-        for columns, z, labels, known in _class_blocks(entries):
-            others, tested = (Entries(z[rows], labels[rows], known[rows]) for rows in (~held_out, held_out))
-            fitted = None
+        """Fit everything to the images of the other folds, and add the loss on the held-out images.
+
+        The sigmoids of all classes are fitted for each strength, and isotonic regression to the classes that
+        `is_isotonic` marks.
+        """
+        fit_to = ~held_out
+        pooled = _fit_pooled(Entries(entries.scores[fit_to], entries.labels[fit_to], entries.known[fit_to]))
+        for columns, block in _class_blocks(entries):
+            training = block.of_images(fit_to)
+            test = block.of_images(held_out)
+            relative = None
             for row, strength in enumerate(strengths):
-                fitted = fit_sigmoids(*others, pooled, strength, fitted, tolerance=1e-3)
-                slope, intercept = compose(pooled, fitted)
-                self.sigmoid[row, columns] += log_loss_sum(
-                    tested.scores * slope + intercept, tested.labels, tested.known
-                ).numpy()
-            for column in np.flatnonzero(isotonic[columns]):
-                positive, fit, test = labels[:, column] == 1, known[:, column] & ~held_out, known[:, column] & held_out
-                points = fit_isotonic(z[fit, column].numpy(), positive[fit].numpy())
-                p = np.interp(z[test, column].numpy(), *points)
-                loss = -np.where(positive[test].numpy(), np.log(p), np.log1p(-p)).sum()
-                self.isotonic[columns.start + column] += loss
+                relative = fit_sigmoids(training, pooled, strength, start=relative, tolerance=1e-3)
+                slope, intercept = compose(pooled, relative)
+                losses = log_loss_sum(test.z * slope + intercept, test.labels, test.known)
+                self.sigmoid[row, columns] += losses.numpy()
+            for column in np.flatnonzero(is_isotonic[columns]).tolist():
+                self.isotonic[columns.start + column] += _isotonic_loss(training, test, column)
+
+
+def _isotonic_loss(training: LabeledLogits, test: LabeledLogits, column: int) -> float:
+    """Fit isotonic regression to the training images of a class, and return its summed log loss on the test images."""
+    points = fit_isotonic(*training.of_class(column))
+    z, positive = test.of_class(column)
+    p = np.interp(z, points.logits, points.probabilities)
+    log_likelihoods = np.where(positive, np.log(p), np.log1p(-p))
+    return float(-log_likelihoods.sum())
 
 
 def _fit_classes(
     entries: Entries,
     kind: Kind,
     strength: float,
-    isotonic: Bool[np.ndarray, " C"],
+    is_isotonic: Bool[np.ndarray, " C"],
     cross_validated: Float64[np.ndarray, " C"],
 ) -> Iterator[ClassCalibration]:
+    """Yield the calibration of each class, with thresholds of 0.5.
+
+    Args:
+        entries: the held-out scores and labels.
+        kind: the requested kind of calibration.
+        strength: the strength of the prior of the sigmoids.
+        is_isotonic: marks the classes that are fitted by isotonic regression.
+        cross_validated: the sum of the cross-validated log loss of each class; NaN if there is none.
+    """
     pooled = _fit_pooled(entries)
-    for columns, z, labels, known in _class_blocks(entries):
-        slope, intercept = compose(pooled, fit_sigmoids(z, labels, known, pooled, strength))
-        positive = (labels == 1) & known
-        positives, totals = positive.sum(0).tolist(), known.sum(0).tolist()
-        before = log_loss_sum(z, labels, known).tolist()
-        for column, total in enumerate(totals):
-            after = cross_validated[columns.start + column] / max(total, 1)
-            fitted = ClassCalibration(
-                kind="none" if kind == "none" else "sigmoid",
-                positives=positives[column],
-                negatives=total - positives[column],
-                log_loss_before=before[column] / total if total else None,
-                log_loss_after=float(after) if total and after == after else None,
-            )
-            if isotonic[columns.start + column]:
-                mask = known[:, column]
-                points = fit_isotonic(z[mask, column].numpy(), positive[mask, column].numpy())
-                fitted = replace(
-                    fitted, kind="isotonic", logits=tuple(points[0].tolist()), probabilities=tuple(points[1].tolist())
+    for columns, block in _class_blocks(entries):
+        relative = fit_sigmoids(block, pooled, strength)
+        slope, intercept = compose(pooled, relative)
+        loss_before = log_loss_sum(block.z, block.labels, block.known).tolist()
+        for column, number in enumerate(range(columns.start, columns.stop)):
+            z, positive = block.of_class(column)
+            unfitted = _uncalibrated_class(positive, loss_before[column], loss_after=cross_validated[number].item())
+            if kind == "none":
+                yield unfitted
+            elif is_isotonic[number]:
+                points = fit_isotonic(z, positive)
+                yield replace(
+                    unfitted,
+                    kind="isotonic",
+                    logits=tuple(points.logits.tolist()),
+                    probabilities=tuple(points.probabilities.tolist()),
                 )
-            elif kind != "none":
-                fitted = replace(fitted, slope=slope[column].item(), intercept=intercept[column].item())
-            yield fitted
+            else:
+                yield replace(unfitted, kind="sigmoid", slope=slope[column].item(), intercept=intercept[column].item())
+
+
+def _uncalibrated_class(positive: Bool[np.ndarray, " K"], loss_before: float, loss_after: float) -> ClassCalibration:
+    """Return the calibration of kind `none` for a class with K known entries.
+
+    The losses are sums over the known entries. `loss_after` is NaN without cross-validation.
+    """
+    known = len(positive)
+    positives = int(positive.sum())
+    mean_before = loss_before / known if known else None
+    mean_after = nan_to_none(loss_after / known) if known else None
+    return ClassCalibration("none", positives, known - positives, mean_before, mean_after)
 
 
 def log_loss_sum(
     x: Float64[Tensor, "N C"], labels: Shaped[Tensor, "N C"], known: Bool[Tensor, "N C"]
 ) -> Float64[Tensor, " C"]:
     """Return the sum of the log loss of sigmoid(x) over the known entries of each class."""
-    losses = torch.nn.functional.softplus(x) - x * ((labels == 1) & known)
+    positive = (labels == 1) & known
+    losses = torch.nn.functional.softplus(x) - x * positive  # log(1 + eˣ) − y x
     return (losses * known).sum(0)
 
 
 def _fit_pooled(entries: Entries) -> Float64[Tensor, "2"]:
     """Fit one sigmoid to the entries of all classes; of very many images, only some are used."""
-    step = -(-entries.scores.numel() // POOLED_ENTRIES)
-    scores, labels, known = (part[::step].flatten() for part in entries)
-    return fit_platt(torch.from_numpy(logits(scores.numpy())), labels, known)
+    step = math.ceil(entries.scores.numel() / POOLED_ENTRIES)
+    scores = entries.scores[::step].flatten()
+    labels = entries.labels[::step].flatten()
+    known = entries.known[::step].flatten()
+    z = torch.from_numpy(logits(scores.numpy()))
+    return fit_platt(z, labels, known)
 
 
-def _class_blocks(
-    entries: Entries,
-) -> Iterator[tuple[slice, Float64[Tensor, "N K"], Shaped[Tensor, "N K"], Bool[Tensor, "N K"]]]:
-    """Yield the columns of some classes at a time, with the logits of their scores."""
+def _class_blocks(entries: Entries) -> Iterator[tuple[slice, LabeledLogits]]:
+    """Yield the columns of some classes at a time, with their entries."""
     images, classes = entries.scores.shape
     width = max(1, CACHED_ENTRIES // images)
-    for columns in (slice(start, min(start + width, classes)) for start in range(0, classes, width)):
-        scores, labels, known = (part[:, columns] for part in entries)
-        yield columns, torch.from_numpy(logits(scores.numpy())), labels, known
+    for start in range(0, classes, width):
+        columns = slice(start, min(start + width, classes))
+        z = torch.from_numpy(logits(entries.scores[:, columns].numpy()))
+        yield columns, LabeledLogits(z, entries.labels[:, columns], entries.known[:, columns])

@@ -17,7 +17,27 @@ CONFIDENCE = 0.9
 STARTS = np.array([1, 2])
 """Where the sequences of tests start, in multiples of the fewest scores for which a test can succeed."""
 
+ROUNDING_ERROR = 1e-9
+"""Subtracted before rounding up and added before rounding down, so that an integer with a rounding error stays."""
+
 SYNTAX = "balanced, f1, precision:P or recall:R (between 0 and 1), cost:FN,FP (above 0), or a number from 0 to 1"
+
+RULES: Mapping[str, tuple[int, Callable[[float], bool]]] = {
+    "balanced": (0, bool),
+    "f1": (0, bool),
+    "precision": (1, lambda value: 0 < value < 1),
+    "recall": (1, lambda value: 0 < value < 1),
+    "cost": (2, lambda value: 0 < value < float("inf")),
+    "fixed": (1, lambda value: 0 <= value <= 1),
+}
+"""The number of values of each rule, and whether a value is valid."""
+
+
+class AcceptedThresholds(NamedTuple):
+    """The ends of a range of thresholds above which the error rate is bounded."""
+
+    lowest: float
+    highest: float
 
 
 class Cuts(NamedTuple):
@@ -40,11 +60,17 @@ def cuts_of(scores: Float[np.ndarray, " N"]) -> Cuts:
     """
     distinct, counts = np.unique(scores, return_counts=True)
     edges = np.concatenate([[0.0], distinct, [1.0]])
-    lower, upper, middle = edges[:-1], edges[1:], (edges[:-1] + edges[1:]) / 2
-    threshold = np.where(middle < upper, middle, lower)[::-1]  # there may be no number in between
+    lower = edges[:-1]
+    upper = edges[1:]
+    middle = (lower + upper) / 2
+    # If no number lies between two scores, the middle is rounded to one of them, and must not be the upper one.
+    ascending = np.where(middle < upper, middle, lower)
+
+    threshold = ascending[::-1]
     above = np.concatenate([[0], np.cumsum(counts[::-1])])
-    possible = threshold < np.concatenate([[np.inf], distinct[::-1]])  # no threshold is below a score of 0
-    return Cuts(threshold[possible], above[possible])
+    lowest_above = np.concatenate([[np.inf], distinct[::-1]])
+    is_possible = threshold < lowest_above  # no threshold is below a score of 0
+    return Cuts(threshold[is_possible], above[is_possible])
 
 
 def cut_with_bounded_error(
@@ -69,30 +95,41 @@ def cut_with_bounded_error(
     0.445
     """
     accepted = accepted_cuts(scores, wrong, limit, confidence=confidence)
-    return None if accepted is None else accepted[0]
+    return None if accepted is None else accepted.lowest
 
 
 def accepted_cuts(
     scores: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"], limit: float, *, confidence: float = CONFIDENCE
-) -> tuple[float, float] | None:
-    """Return the lowest and the highest threshold of the sequence that `cut_with_bounded_error` accepts.
+) -> AcceptedThresholds | None:
+    """Return the ends of the longest sequence of thresholds that `cut_with_bounded_error` accepts, or None.
 
     The bound holds for all thresholds in between at once.
     """
     if not 0 < limit < 1:
         raise ValueError(f"limit={limit} must be between 0 and 1")
     cuts = cuts_of(scores)
-    errors = np.concatenate([[0], np.cumsum(wrong[np.argsort(-scores, kind="stable")])])
-    p = bdtr(errors[cuts.above].astype(float), cuts.above, limit)
+    descending = np.argsort(-scores, kind="stable")
+    errors_among_highest = np.concatenate([[0], np.cumsum(wrong[descending])])
+    errors_above = errors_among_highest[cuts.above]
+    p = bdtr(errors_above.astype(float), cuts.above, limit)  # p(t) of each cut
+
     level = (1 - confidence) / len(STARTS)
-    fewest = math.ceil(math.log(level) / math.log(1 - limit) - 1e-9)
-    best = None
-    for start in np.searchsorted(cuts.above, fewest * STARTS).tolist():
-        failed = np.flatnonzero(p[start:] > level)
-        last = start + (int(failed[0]) if len(failed) else len(p) - start) - 1
-        if last >= start and (best is None or last > best[1]):
-            best = start, last
-    return None if best is None else (float(cuts.threshold[best[1]]), float(cuts.threshold[best[0]]))
+    # Without errors, p = (1 − limit)ⁿ, which is at most the level for n scores or more.
+    fewest = math.ceil(math.log(level) / math.log(1 - limit) - ROUNDING_ERROR)
+    accepted = None
+    last_accepted = -1
+    for first in np.searchsorted(cuts.above, fewest * STARTS).tolist():
+        last = first + _tests_before_failure(p[first:], level) - 1
+        if last >= first and last > last_accepted:
+            last_accepted = last
+            accepted = AcceptedThresholds(lowest=float(cuts.threshold[last]), highest=float(cuts.threshold[first]))
+    return accepted
+
+
+def _tests_before_failure(p: Float64[np.ndarray, " K"], level: float) -> int:
+    """Return how many tests succeed before the first p-value above the level."""
+    failed = np.flatnonzero(p > level)
+    return int(failed[0]) if len(failed) else len(p)
 
 
 def cut_with_expected_recall(
@@ -112,12 +149,13 @@ def cut_with_expected_recall(
     """
     if not 0 < recall < 1:
         raise ValueError(f"recall={recall} must be between 0 and 1")
-    hits = np.sort(scores[positive])
-    rank = math.floor((1 - recall) * (len(hits) + 1) + 1e-9)
+    positive_scores = np.sort(scores[positive])
+    rank = math.floor((1 - recall) * (len(positive_scores) + 1) + ROUNDING_ERROR)
     if rank < 1:
         return None
-    cuts = cuts_of(scores)
-    below = cuts.threshold[cuts.threshold < hits[rank - 1]]
+    lowest_kept = positive_scores[rank - 1]  # the rank − 1 positives with lower scores may be missed
+    thresholds = cuts_of(scores).threshold  # descending
+    below = thresholds[thresholds < lowest_kept]
     return float(below[0]) if len(below) else None  # no threshold is below a score of 0
 
 
@@ -144,10 +182,11 @@ class ThresholdRule:
     @classmethod
     def parse(cls, text: str | float) -> "ThresholdRule":
         """Parse the value of an option."""
-        kind, colon, rest = str(text).strip().partition(":")
+        name, colon, listed = str(text).strip().partition(":")
+        has_name = name in RULES and name != "fixed"  # a fixed threshold is written as a number
         try:
-            values = tuple(float(part) for part in rest.split(",")) if colon else ()
-            rule = cls(kind, values) if kind in RULES and kind != "fixed" else cls("fixed", (float(kind), *values))
+            values = tuple(float(part) for part in listed.split(",")) if colon else ()
+            rule = cls(name, values) if has_name else cls("fixed", (float(name), *values))
         except ValueError:
             raise OptionError("thresholds", text, f"must be {SYNTAX}") from None
         expected, is_valid = RULES[rule.kind]
@@ -157,20 +196,12 @@ class ThresholdRule:
 
     def __str__(self) -> str:
         values = ",".join(repr(value).removesuffix(".0") for value in self.values)
-        return values if self.kind == "fixed" else ":".join(filter(None, (self.kind, values)))
+        if self.kind == "fixed":
+            return values
+        return f"{self.kind}:{values}" if values else self.kind
 
 
 BALANCED = ThresholdRule("balanced")
-
-RULES: Mapping[str, tuple[int, Callable[[float], bool]]] = {
-    "balanced": (0, bool),
-    "f1": (0, bool),
-    "precision": (1, lambda value: 0 < value < 1),
-    "recall": (1, lambda value: 0 < value < 1),
-    "cost": (2, lambda value: 0 < value < float("inf")),
-    "fixed": (1, lambda value: 0 <= value <= 1),
-}
-"""The number of values of each rule, and whether a value is valid."""
 
 
 class Thresholds(NamedTuple):
@@ -196,22 +227,34 @@ def choose_thresholds(
     array([0.45])
     """
     classes = probabilities.shape[1]
-    if rule.kind in ("fixed", "cost"):
-        value = rule.values[0] if rule.kind == "fixed" else rule.values[1] / sum(rule.values)
-        return Thresholds(np.full(classes, value), None)
-    if rule.kind in ("balanced", "f1"):
-        choose = balanced_threshold if rule.kind == "balanced" else f1_threshold
-        return Thresholds(np.array([choose(column) for column in probabilities.T]), None)
-    values = [_guaranteed(rule, p[k], y[k] == 1) for p, y, k in zip(probabilities.T, labels.T, known.T, strict=True)]
-    promised = np.array([value is not None for value in values])
-    balanced = [balanced_threshold(p) if v is None else v for v, p in zip(values, probabilities.T, strict=True)]
-    return Thresholds(np.array(balanced), promised)
+    if rule.kind == "fixed":
+        (threshold,) = rule.values
+        return Thresholds(np.full(classes, threshold), promised=None)
+    if rule.kind == "cost":
+        missed_cost, wrong_cost = rule.values
+        # A label costs (1 − p) · FP on average if it is predicted, and p · FN if it is not.
+        threshold = wrong_cost / (missed_cost + wrong_cost)
+        return Thresholds(np.full(classes, threshold), promised=None)
+    if rule.kind == "balanced":
+        return Thresholds(np.array([balanced_threshold(column) for column in probabilities.T]), promised=None)
+    if rule.kind == "f1":
+        return Thresholds(np.array([f1_threshold(column) for column in probabilities.T]), promised=None)
+
+    values = []
+    promised = []
+    for p, label, is_known in zip(probabilities.T, labels.T, known.T, strict=True):
+        guaranteed = _guaranteed_threshold(rule, p[is_known], label[is_known] == 1)
+        promised.append(guaranteed is not None)
+        values.append(balanced_threshold(p) if guaranteed is None else guaranteed)
+    return Thresholds(np.array(values), np.array(promised))
 
 
 def balanced_threshold(probabilities: Float[np.ndarray, " N"]) -> float:
     """Return the threshold above which there are as many images as positives are expected, Σ p."""
     cuts = cuts_of(probabilities)
-    return float(cuts.threshold[np.abs(cuts.above - probabilities.sum()).argmin()])
+    expected_positives = probabilities.sum()
+    best = np.abs(cuts.above - expected_positives).argmin()
+    return float(cuts.threshold[best])
 
 
 def f1_threshold(probabilities: Float[np.ndarray, " N"]) -> float:
@@ -221,11 +264,21 @@ def f1_threshold(probabilities: Float[np.ndarray, " N"]) -> float:
     0.3
     """
     cuts = cuts_of(probabilities)
-    hits = np.concatenate([[0.0], np.cumsum(np.sort(probabilities)[::-1])])
-    return float(cuts.threshold[(hits[cuts.above] / np.maximum(cuts.above + hits[-1], 1e-300)).argmax()])
+    descending = np.sort(probabilities)[::-1]
+    expected_among_highest = np.concatenate([[0.0], np.cumsum(descending)])
+    expected_positives = expected_among_highest[-1]
+    expected_hits = expected_among_highest[cuts.above]  # E[TP]
+    half_f1 = expected_hits / np.maximum(cuts.above + expected_positives, 1e-300)  # 0 / 0 is 0
+    return float(cuts.threshold[half_f1.argmax()])
 
 
-def _guaranteed(rule: ThresholdRule, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, " K"]) -> float | None:
+def _guaranteed_threshold(
+    rule: ThresholdRule, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, " K"]
+) -> float | None:
+    """Return the threshold of a class by the rule `precision` or `recall`; None if there are too few examples."""
+    (target,) = rule.values
     if rule.kind == "recall":
-        return cut_with_expected_recall(p, positive, rule.values[0])
-    return cut_with_bounded_error(p, ~positive, 1 - rule.values[0]) if len(p) else None
+        return cut_with_expected_recall(p, positive, target)
+    if not len(p):
+        return None
+    return cut_with_bounded_error(p, ~positive, limit=1 - target)  # a precision P is an error rate of 1 − P

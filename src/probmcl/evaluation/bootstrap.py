@@ -6,16 +6,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int32
+from jaxtyping import Float, Float64, Int, Int32, Int64
 from torch import Tensor
 
-from probmcl.evaluation.scores import Array, ClassEntries, blocks, checked, class_columns
+from probmcl.evaluation.scores import Array, ClassEntries, blocks, checked, class_columns, group_numbers
 
 MAX_WEIGHTS = 2**26
 """Weights per block, a quarter of a gigabyte."""
 
-DRAWS, MIN_DRAWS, MAX_RESAMPLED = 1000, 200, 2 * 10**8
-"""Most and fewest resamples of a training run, and the number of entries to resample, which takes a few seconds."""
+DRAWS = 1000
+"""Most resamples of a training run."""
+
+MIN_DRAWS = 200
+"""Fewest resamples of a training run."""
+
+MAX_RESAMPLED = 2 * 10**8
+"""Number of entries to resample in a training run, which takes a few seconds."""
 
 MAX_UNDEFINED = 0.1
 """Largest fraction of resamples without a scored class for which an interval is reported."""
@@ -27,7 +33,9 @@ def affordable_draws(images: int, classes: int) -> int:
     >>> affordable_draws(1000, 20), affordable_draws(5000, 80), affordable_draws(40_000, 80)
     (1000, 500, 200)
     """
-    return min(DRAWS, max(MIN_DRAWS, MAX_RESAMPLED // (images * classes)))
+    entries = images * classes
+    affordable = MAX_RESAMPLED // entries
+    return min(DRAWS, max(MIN_DRAWS, affordable))
 
 
 def resamples(
@@ -54,19 +62,28 @@ def resamples_in_blocks(
 ) -> Iterator[Int32[np.ndarray, "_ N"]]:
     """Yield the rows of `resamples` in blocks of at most `MAX_WEIGHTS` weights, to limit memory."""
     rows = _draw(images, groups, draws, seed)
-    while block := list(itertools.islice(rows, max(1, MAX_WEIGHTS // images))):
+    height = max(1, MAX_WEIGHTS // images)
+    while block := list(itertools.islice(rows, height)):
         yield np.stack(block)
 
 
 def _draw(images: int, groups: Sequence[str] | None, draws: int, seed: int) -> Iterator[Int32[np.ndarray, " N"]]:
+    """Return the rows of `resamples`, which are drawn one at a time. Invalid arguments raise `ValueError` at once."""
     if images < 1 or draws < 1:
         raise ValueError(f"images={images} and draws={draws} must be at least 1")
     if groups is not None and len(groups) != images:
         raise ValueError(f"groups must have one entry per image: expected {images}, got {len(groups)}")
-    member = np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
-    count, generator = int(member.max()) + 1, np.random.default_rng(seed)
-    resampled = (np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(draws))
-    return (times[member].astype(np.int32) for times in resampled)
+    return _draw_groups(group_numbers(images, groups), draws, seed)
+
+
+def _draw_groups(group: Int[np.ndarray, " N"], draws: int, seed: int) -> Iterator[Int32[np.ndarray, " N"]]:
+    """Yield how often each image is drawn, given the number of its group; images of one group are drawn together."""
+    count = int(group.max()) + 1
+    generator = np.random.default_rng(seed)
+    for _ in range(draws):
+        drawn = generator.integers(count, size=count)
+        times = np.bincount(drawn, minlength=count)
+        yield times[group].astype(np.int32)
 
 
 def bootstrapped_map(
@@ -116,20 +133,26 @@ def bootstrapped_areas(
     """
     entries = checked(scores, labels, known)
     images = len(entries.scores)
-    if weights.shape[1:] != (images,) or weights.min(initial=0) < 0:
+    draws = len(weights)
+    lowest = weights.min(initial=0)
+    if weights.shape[1:] != (images,) or lowest < 0:
         expected = f"expected shape (draws, {images}) and no values below 0"
-        raise ValueError(f"weights: {expected}, got shape {tuple(weights.shape)} and minimum {weights.min(initial=0)}")
-    # All draws of an image are contiguous, so images can be added row by row.
-    parts = [torch.from_numpy(weights[rows].T.astype(np.int32, order="C")) for rows in blocks(len(weights), images)]
-    total, classes = np.zeros((2, len(weights))), np.zeros((2, len(weights)))
+        raise ValueError(f"weights: {expected}, got shape {tuple(weights.shape)} and minimum {lowest}")
+    parts = [_by_image(weights[rows]) for rows in blocks(draws, images)]
+
+    sums = np.zeros((2, draws))
+    classes = np.zeros((2, draws))
     for column in class_columns(entries):
         if column.is_scored:
             areas = _areas_of_class(column, parts)
-            total += np.nan_to_num(areas)
+            sums += np.nan_to_num(areas)
             classes += ~np.isnan(areas)
         if advance is not None:
             advance(1)
-    return Areas(*np.divide(total, classes, out=np.full_like(total, np.nan), where=classes > 0))
+    means = np.full_like(sums, np.nan)
+    np.divide(sums, classes, out=means, where=classes > 0)
+    mean_precision, mean_auroc = means
+    return Areas(mean_precision, mean_auroc)
 
 
 def bootstrapped_precisions(
@@ -141,34 +164,86 @@ def bootstrapped_precisions(
     >>> bootstrapped_precisions(scores, labels, None, np.array([[0, 2, 1]])).round(3)
     array([[0.333]])
     """
-    part = torch.from_numpy(weights.T.astype(np.int32, order="C"))
-    columns = class_columns(checked(scores, labels, known))
-    undefined = np.full(len(weights), np.nan)
-    return np.stack([_areas_of_class(c, [part])[0] if c.is_scored else undefined for c in columns], axis=1)
+    parts = [_by_image(weights)]
+    by_class = []
+    for column in class_columns(checked(scores, labels, known)):
+        precision = np.full(len(weights), np.nan)
+        if column.is_scored:
+            precision, _ = _areas_of_class(column, parts)
+        by_class.append(precision)
+    return np.stack(by_class, axis=1)
+
+
+def _by_image(weights: Int[np.ndarray, "B N"]) -> Int32[Tensor, "N B"]:
+    """Return the weights with one row for each image, so that the weights of some images can be added row by row."""
+    return torch.from_numpy(weights.T.astype(np.int32, order="C"))
 
 
 def _areas_of_class(column: ClassEntries, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
-    """Return AP and AUROC of one class in each resample; NaN without a positive or without a negative."""
-    distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)
-    below, not_above = (np.searchsorted(distinct, column.scores, side) for side in ("left", "right"))
-    # Bin 0 has the negatives above every positive, bin 1 those tied with the highest positive score, bin 2 those
-    # between it and the next, and so on. The last bin is for entries that are not known negatives.
-    negative = column.known & ~column.positive
-    bins = torch.from_numpy(np.where(negative, 2 * len(distinct) - below - not_above, 2 * len(distinct) + 1))
-    level = torch.from_numpy(len(distinct) - not_above[hits])
-    areas = []
-    for weights in parts:
-        counts = weights.new_zeros(2 * len(distinct) + 2, weights.shape[1]).index_add(0, bins, weights)
-        negatives = counts[:-1].cumsum(0)  # (2 levels + 1, B)
-        drawn = weights.new_zeros(len(distinct), weights.shape[1]).index_add(0, level, weights[hits])  # (levels, B)
-        retrieved = drawn.cumsum(0)
-        above, not_below, total = negatives[:-1:2], negatives[1::2], negatives[-1]
-        # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positives.
-        precision = (drawn * (retrieved.double() / (retrieved + not_below).clamp(min=1))).sum(0) / retrieved[-1]
-        precision = precision.masked_fill(total == 0, torch.nan)
-        doubled_wins = (drawn.double() * (2 * total - above - not_below)).sum(0)
-        areas.append(torch.stack([precision, doubled_wins / (2 * retrieved[-1].double() * total)]))
+    """Return AP and AUROC of one class in each resample; NaN without a positive or without a negative.
+
+    Each of the `parts` has the weights of some resamples, with one row for each image.
+    """
+    ranking = _rank(column)
+    areas = [_areas_of_part(ranking, weights) for weights in parts]
     return torch.cat(areas, dim=1).numpy()
+
+
+class _Ranking(NamedTuple):
+    """The order of the N images for one class with P positives, whose L distinct scores are the levels.
+
+    Attributes:
+        levels: the number L of levels; level 0 is the highest score.
+        bins: a bin for each image, by its score. Bin 0 has the negatives above every positive, bin 1 those tied with
+            the highest positive score, bin 2 those between it and the next, and so on up to bin 2 L. Bin 2 L + 1 is for
+            images that are not known negatives.
+        positives: the rows of the positives.
+        level: the level of each positive.
+    """
+
+    levels: int
+    bins: Int64[Tensor, " N"]
+    positives: Int64[np.ndarray, " P"]
+    level: Int64[Tensor, " P"]
+
+
+def _rank(column: ClassEntries) -> _Ranking:
+    """Return the order of the images of one class."""
+    positives = np.flatnonzero(column.positive)
+    distinct = np.unique(column.scores[column.positive])
+    levels = len(distinct)
+    # The numbers of levels that are lower than each score, and of those that are lower or equal.
+    below = np.searchsorted(distinct, column.scores, "left")
+    not_above = np.searchsorted(distinct, column.scores, "right")
+    negative = column.known & ~column.positive
+    bins = np.where(negative, 2 * levels - below - not_above, 2 * levels + 1)
+    level = levels - not_above[positives]
+    return _Ranking(levels, torch.from_numpy(bins), positives, torch.from_numpy(level))
+
+
+def _areas_of_part(ranking: _Ranking, weights: Int32[Tensor, "N B"]) -> Float64[Tensor, "2 B"]:
+    """Return AP and AUROC in each of B resamples; NaN without a positive or without a negative."""
+    draws = weights.shape[1]
+    in_bin = weights.new_zeros(2 * ranking.levels + 2, draws).index_add(0, ranking.bins, weights)
+    negatives = in_bin[:-1].cumsum(0)  # (2 L + 1, B): in this bin or a bin with higher scores
+    above = negatives[:-1:2]  # (L, B): with a score above that of the level
+    not_below = negatives[1::2]  # (L, B)
+    total = negatives[-1]  # (B,)
+
+    positive_weights = weights[ranking.positives]
+    drawn = weights.new_zeros(ranking.levels, draws).index_add(0, ranking.level, positive_weights)  # (L, B)
+    retrieved = drawn.cumsum(0)  # (L, B): with the score of the level or a higher one
+    positives = retrieved[-1]  # (B,)
+
+    # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positives.
+    precision_at_level = retrieved.double() / (retrieved + not_below).clamp(min=1)
+    average_precision = (drawn * precision_at_level).sum(0) / positives
+    average_precision = average_precision.masked_fill(total == 0, torch.nan)
+
+    # For each positive, the lower negatives count twice, and the negatives with an equal score once.
+    doubled_wins = (drawn.double() * (2 * total - above - not_below)).sum(0)
+    auroc = doubled_wins / (2 * positives.double() * total)
+    return torch.stack([average_precision, auroc])
 
 
 def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:
@@ -183,7 +258,11 @@ def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.nd
     array([0.4, 0.6])
     """
     valid = ~np.isnan(samples)
-    return samples + (estimate - samples.mean(where=valid)) if valid.any() else samples.astype(np.float64)
+    if not valid.any():
+        return samples.astype(np.float64)
+    shift = estimate - samples.mean(where=valid)
+    shifted: Float64[np.ndarray, " B"] = samples + shift
+    return shifted
 
 
 def interval(samples: Float[np.ndarray, " B"], level: float = 0.95) -> tuple[float, float]:
@@ -210,7 +289,8 @@ def reliable_interval(samples: Float[np.ndarray, " B"]) -> tuple[float, float] |
 
     >>> reliable_interval(np.array([0.4, np.nan, np.nan]))
     """
-    return None if np.isnan(samples).mean() > MAX_UNDEFINED else interval(samples)
+    undefined = np.isnan(samples).mean()
+    return None if undefined > MAX_UNDEFINED else interval(samples)
 
 
 def fraction_interval(samples: Float[np.ndarray, " B"], estimate: float | None) -> list[float] | None:
@@ -222,7 +302,9 @@ def fraction_interval(samples: Float[np.ndarray, " B"], estimate: float | None) 
     if estimate is None or np.isnan(estimate):
         return None
     ends = reliable_interval(centered(samples, estimate))
-    return None if ends is None else [min(max(end, 0.0), 1.0) for end in ends]  # they may be outside [0, 1]
+    if ends is None:
+        return None
+    return [min(max(end, 0.0), 1.0) for end in ends]  # centering may have shifted them out of [0, 1]
 
 
 def p_value(differences: Float[np.ndarray, " B"]) -> float:
@@ -238,7 +320,9 @@ def p_value(differences: Float[np.ndarray, " B"]) -> float:
     0.2
     """
     kept = differences[~np.isnan(differences)]
-    k = min(np.count_nonzero(kept <= 0), np.count_nonzero(kept >= 0))
+    not_positive = np.count_nonzero(kept <= 0)
+    not_negative = np.count_nonzero(kept >= 0)
+    k = min(not_positive, not_negative)
     return float(min(1.0, 2 * (k + 1) / (len(kept) + 1)))
 
 
@@ -253,9 +337,12 @@ def holm(p: Sequence[float]) -> list[float]:
     [0.06, 0.03, 0.06]
     """
     values = np.array(p, dtype=np.float64)
-    if not ((values >= 0) & (values <= 1)).all():
+    is_valid = (values >= 0) & (values <= 1)  # False for NaN
+    if not is_valid.all():
         raise ValueError(f"p-values must be between 0 and 1, got {list(p)}")
     order = np.argsort(values, kind="stable")
+    ascending = values[order]
+    factors = np.arange(len(values), 0, -1)  # m − j + 1
     adjusted = np.empty_like(values)
-    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.arange(len(values), 0, -1) * values[order]))
-    return [float(x) for x in adjusted]
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, factors * ascending))
+    return [float(p_adjusted) for p_adjusted in adjusted]

@@ -1,5 +1,6 @@
 """Measures of an embedding: do images with similar labels lie close together, and do images use all directions?"""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,14 +57,17 @@ def topology(features: Float[Tensor, "N D"], labels: Float[Tensor, "N C"], known
     """
     if len(features) < 2:
         return Topology(None, None, None)
-    agreement = retrieval(features, labels, known, k=NEIGHBORS)[f"jaccard_at_{NEIGHBORS}"]
+    neighbor_metrics = retrieval(features, labels, known, k=NEIGHBORS)
     squared = squared_distances(features)
-    overlap = jaccard(labels, known_a=known)
-    pairs = torch.ones_like(squared, dtype=torch.bool).triu(1)
-    positive = pairs & (overlap >= POSITIVE_OVERLAP)
-    alignment = squared[positive].double().mean().item() if positive.any() else None
-    uniformity = squared[pairs].double().mul(-2).exp().mean().log().item()
-    return Topology(agreement, alignment, uniformity)
+    is_pair = torch.ones_like(squared, dtype=torch.bool).triu(1)  # each pair of images once
+    is_positive_pair = is_pair & (jaccard(labels, known_a=known) >= POSITIVE_OVERLAP)
+
+    alignment = None
+    if is_positive_pair.any():
+        alignment = squared[is_positive_pair].double().mean().item()
+    potential = torch.exp(-2 * squared[is_pair].double())
+    uniformity = potential.mean().log().item()
+    return Topology(neighbor_metrics[f"jaccard_at_{NEIGHBORS}"], alignment, uniformity)
 
 
 def squared_distances(features: Float[Tensor, "N D"]) -> Float32[Tensor, "N N"]:
@@ -110,40 +114,66 @@ def retrieval(
         problem = f"k={k} and queries={queries} must be at least 1"
         raise ValueError(f"{problem}; queries=None makes every image a query")
     entries = checked(labels, labels, known)
-    kept = entries.known.any(1)
-    _refuse_embedding(embedding := embedding.detach().cpu(), kept)
-    points = embedding[kept]
-    queried = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(points))[:queries]))
+    has_labels = entries.known.any(1)
+    all_points = embedding.detach().cpu()
+    _refuse_embedding(all_points, has_labels)
+    points = all_points[has_labels]
+    point_labels = entries.labels[has_labels]
+    point_known = entries.known[has_labels]
+
     overlaps: list[float] = []
     precisions: list[float] = []
-    for block in torch.split(queried, QUERY_BLOCK) if len(points) > 1 else ():
-        cosine, overlap = _compare(points, entries.labels[kept], entries.known[kept], block)
-        others = torch.ones_like(cosine, dtype=torch.bool).scatter_(1, block[:, None], False)
-        overlaps += _overlap_of_nearest(cosine, overlap, others, k).tolist()
-        relevant = (overlap >= threshold) & others
-        rows = zip(cosine.numpy(), relevant.numpy(), others.numpy(), strict=True)
-        precisions += [float(precision_at_positives(*row).mean()) for row in rows if row[1].any()]
-    metrics = {f"jaccard_at_{k}": overlaps, "mAP": precisions}
-    return {name: float(np.mean(values)) if values else None for name, values in metrics.items()}
+    for block in _query_blocks(len(points), queries, seed):
+        cosine, overlap = _compare(points, point_labels, point_known, block)
+        is_other = torch.ones_like(cosine, dtype=torch.bool).scatter_(1, block[:, None], False)
+        is_relevant = (overlap >= threshold) & is_other
+        overlaps += _overlap_of_nearest(cosine, overlap, is_other, k).tolist()
+        for scores, relevant, others in zip(cosine.numpy(), is_relevant.numpy(), is_other.numpy(), strict=True):
+            if relevant.any():
+                precision = precision_at_positives(scores, relevant, others)
+                precisions.append(float(precision.mean()))
+    return {f"jaccard_at_{k}": _mean_or_none(overlaps), "mAP": _mean_or_none(precisions)}
 
 
-def _refuse_embedding(embedding: Float[Tensor, "M D"], kept: Bool[Tensor, " N"]) -> None:
-    if len(embedding) != len(kept):
-        raise ValueError(
-            f"embedding has {counted(len(embedding), 'row')}, but labels has {len(kept)}; expected one per image"
-        )
-    invalid = kept & ~embedding.isfinite().all(1)
+def _refuse_embedding(embedding: Float[Tensor, "M D"], has_labels: Bool[Tensor, " N"]) -> None:
+    """Raise `ValueError` unless there is one row for each image, and all rows of images with labels are finite."""
+    if len(embedding) != len(has_labels):
+        rows = counted(len(embedding), "row")
+        raise ValueError(f"embedding has {rows}, but labels has {len(has_labels)}; expected one per image")
+    invalid = has_labels & ~embedding.isfinite().all(1)
     if invalid.any():
         raise ValueError(f"embedding: row {int(invalid.nonzero()[0])} is not finite; leave that image out")
+
+
+def _query_blocks(points: int, queries: int | None, seed: int) -> Sequence[Int[Tensor, " _"]]:
+    """Return at most `queries` random points in ascending order, in blocks; None means all of them.
+
+    A single point has no neighbors, so it is not a query.
+    """
+    if points <= 1:
+        return ()
+    order = np.random.default_rng(seed).permutation(points)
+    chosen = np.sort(order[:queries])
+    return torch.split(torch.from_numpy(chosen), QUERY_BLOCK)
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    """Return the mean, or None without values."""
+    return float(np.mean(values)) if values else None
 
 
 def _compare(
     points: Float[Tensor, "N D"], labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"], queries: Int[Tensor, " Q"]
 ) -> tuple[Float32[Tensor, "Q N"], Float32[Tensor, "Q N"]]:
-    """Return the cosines and Jaccard indices of the queries with all images, computed in blocks."""
+    """Return the cosines and the Jaccard indices of the queries with all images, computed in blocks.
+
+    `queries` are the rows of the images that are compared with all images.
+    """
     directions = _directions(points[queries])
-    cosine, overlap = torch.empty(2, len(queries), len(points)).unbind()
-    for columns in blocks(len(points), max(points.shape[1], labels.shape[1])):
+    cosine = torch.empty(len(queries), len(points))
+    overlap = torch.empty(len(queries), len(points))
+    width = max(points.shape[1], labels.shape[1])
+    for columns in blocks(len(points), width):
         # Rounding to float32 gives equal images equal cosines, regardless of the order of summation.
         cosine[:, columns] = (directions @ _directions(points[columns]).T).float()
         overlap[:, columns] = jaccard(labels[queries], labels[columns], known_a=known[queries], known_b=known[columns])
@@ -151,21 +181,25 @@ def _compare(
 
 
 def _directions(points: Float[Tensor, "M D"]) -> Float64[Tensor, "M D"]:
+    """Return the points divided by their lengths, in double precision. A zero vector stays zero."""
     exact = points.double()
     largest = exact.abs().amax(1, keepdim=True)
-    scaled = exact / largest.where(largest > 0, 1)  # squares could overflow
+    scaled = exact / largest.where(largest > 0, 1)  # the squares of unscaled numbers could overflow
     length = scaled.norm(dim=1, keepdim=True)
-    return torch.div(scaled, length.where(length > 0, 1))  # unit length, except for zero vectors
+    return torch.div(scaled, length.where(length > 0, 1))
 
 
 def _overlap_of_nearest(
     cosine: Float32[Tensor, "Q N"], overlap: Float32[Tensor, "Q N"], others: Bool[Tensor, "Q N"], k: int
 ) -> Float64[Tensor, " Q"]:
     """Return the mean overlap with the k nearest images; images tied for the last rank share the remaining ranks."""
-    k = min(k, cosine.shape[1] - 1)
+    ranks = min(k, cosine.shape[1] - 1)
     ranked = cosine.where(others, -torch.inf)
-    lowest = ranked.topk(k).values[:, -1:]  # (Q, 1)
-    above, tied = ranked > lowest, ranked == lowest
-    remaining = k - above.sum(1)
-    overlap = overlap.double()
-    return ((overlap * above).sum(1) + remaining * (overlap * tied).sum(1) / tied.sum(1)) / k
+    lowest = ranked.topk(ranks).values[:, -1:]  # (Q, 1): the cosine of the last rank
+    is_above = ranked > lowest
+    is_tied = ranked == lowest
+    ranks_for_tied = ranks - is_above.sum(1)
+    exact = overlap.double()
+    overlap_above = (exact * is_above).sum(1)
+    overlap_tied = ranks_for_tied * (exact * is_tied).sum(1) / is_tied.sum(1)
+    return (overlap_above + overlap_tied) / ranks

@@ -15,6 +15,7 @@ from probmcl.data.loader import Batch
 from probmcl.data.records import Records, Split
 from probmcl.errors import counted
 from probmcl.evaluation.metrics import (
+    DEFAULT_THRESHOLD,
     DecisionCounts,
     area_under_roc,
     average_precision,
@@ -65,7 +66,9 @@ def predict(
     classifier.to(device).eval()
     scores = []
     for batch in batches:
-        scores.append(classifier.logits(batch.views[0].to(device)).float().sigmoid().cpu())
+        first_view = batch.views[0].to(device)
+        logits = classifier.logits(first_view).float()
+        scores.append(logits.sigmoid().cpu())
         if done is not None:
             done(len(batch.labels))
     gathered = distributed.unshard(scores)
@@ -95,7 +98,9 @@ class EvaluatedModel:
     @property
     def decision_thresholds(self) -> Float64[ndarray, " C"]:
         """The threshold of each class."""
-        return np.full(len(self.names), THRESHOLDS[0]) if self.thresholds is None else self.thresholds
+        if self.thresholds is None:
+            return np.full(len(self.names), DEFAULT_THRESHOLD)
+        return self.thresholds
 
 
 class ClassMeans(NamedTuple):
@@ -121,28 +126,42 @@ def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entrie
     >>> metrics.mAP, metrics.chance, metrics.at.high.CF1, metrics.auroc
     (1.0, 0.5, 1.0, {'cat': 1.0})
     """
+    names = model.names
     uncalibrated = entries if raw is None else raw
+
     ap = average_precision(*entries)
     auroc = area_under_roc(*entries)
     counts = rates_at(*entries, model.decision_thresholds)
     means = class_means(ap, auroc, counts)
+
+    at_thresholds = _threshold_scores(entries, uncalibrated, model.thresholds)
+    best_three = _decision_scores(uncalibrated, DEFAULT_THRESHOLD, top_k=3)
+
+    ap_changes = None
+    if raw is not None:
+        raw_ap = average_precision(*raw)
+        ap_changes = _ap_changes(names, before=raw_ap, after=ap)
+    level_scores = None
+    if model.levels:
+        level_scores = _level_scores(model.levels, ap, auroc, counts)
+
     return SplitMetrics(
         split=split,
         images=len(entries.scores),
-        classes=len(model.names),
-        classes_without_negatives=_without_negatives(model.names, counts),
+        classes=len(names),
+        classes_without_negatives=_without_negatives(names, counts),
         classes_scored=means.classes_scored,
         mAP=means.mAP,
         chance=means.chance,
         macro_auroc=means.macro_auroc,
-        ap=_by_class(model.names, ap),
-        auroc=_by_class(model.names, auroc),
-        at=_threshold_scores(entries, uncalibrated, model.thresholds),
-        top3=_decision_scores(uncalibrated, THRESHOLDS[0], top_k=3),
+        ap=_by_class(names, ap),
+        auroc=_by_class(names, auroc),
+        at=at_thresholds,
+        top3=best_three,
         decisions=_decision_summary(entries, model),
         per_class=_class_rates(model, counts),
-        ap_changes=None if raw is None else _ap_changes(model.names, average_precision(*raw), ap),
-        levels=_level_scores(model.levels, ap, auroc, counts) if model.levels else None,
+        ap_changes=ap_changes,
+        levels=level_scores,
         note=model.note or None,
     )
 
@@ -153,8 +172,11 @@ def evaluate_split(records: Records, split: Split, scores: Float[Tensor, "N C"],
     labels, known = records.states.labels_and_known(records.rows(split))
     levels: Sequence[int] = ()
     if space.hierarchy is not None:
-        levels = levels_of(parents_of(space.names, space.hierarchy)).tolist()
-    return evaluate(checked(scores, labels, known), EvaluatedModel(space.names, levels, note), split)
+        parents = parents_of(space.names, space.hierarchy)
+        levels = levels_of(parents).tolist()
+    entries = checked(scores, labels, known)
+    model = EvaluatedModel(space.names, levels, note)
+    return evaluate(entries, model, split)
 
 
 def class_means(ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts) -> ClassMeans:
@@ -170,17 +192,22 @@ def class_means(ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts:
 
 def _without_negatives(names: Sequence[str], counts: DecisionCounts) -> list[str]:
     """Return the classes that have known positives but no known negative."""
-    all_positive = (counts.positives > 0) & ~counts.is_scored
-    return [name for name, flag in zip(names, all_positive.tolist(), strict=True) if flag]
+    is_always_positive = (counts.positives > 0) & ~counts.is_scored
+    return [name for name, flag in zip(names, is_always_positive.tolist(), strict=True) if flag]
 
 
 def _by_class(names: Sequence[str], values: Float64[Tensor, " C"]) -> dict[str, float | None]:
-    return dict(zip(names, map(nan_to_none, values.tolist()), strict=True))
+    """Return the value of each class by its name; None for NaN."""
+    return {name: nan_to_none(value) for name, value in zip(names, values.tolist(), strict=True)}
 
 
 def _threshold_scores(
     entries: Entries, uncalibrated: Entries, chosen: Float64[ndarray, " C"] | None
 ) -> ThresholdScores:
+    """Return precision, recall and F1 at 0.5 and 0.8, and at the chosen threshold of each class, if there are any.
+
+    The chosen thresholds apply to the scores in `entries`, and the others to the uncalibrated scores.
+    """
     half, high = THRESHOLDS
     return ThresholdScores(
         half=_decision_scores(uncalibrated, half),
@@ -192,7 +219,10 @@ def _threshold_scores(
 def _decision_scores(
     entries: Entries, threshold: float | Float64[ndarray, " C"], *, top_k: int | None = None
 ) -> DecisionScores:
-    """Return precision, recall and F1 at a threshold, or at one per class."""
+    """Return precision, recall and F1 at a threshold, or at one per class.
+
+    With `top_k`, an image has at most k labels; see `multilabel_metrics`.
+    """
     scores = precision_recall_f1(entries, threshold=threshold, top_k=top_k)
     per_class = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")
     return DecisionScores(
@@ -207,8 +237,9 @@ def _decision_scores(
 
 
 def _decision_summary(entries: Entries, model: EvaluatedModel) -> DecisionSummary:
+    """Return the means over all decisions of the model; undefined values are None."""
     decisions = decisions_at(*entries, model.decision_thresholds)
-    threshold: float | Literal["chosen"] = THRESHOLDS[0] if model.thresholds is None else "chosen"
+    threshold: float | Literal["chosen"] = DEFAULT_THRESHOLD if model.thresholds is None else "chosen"
     return DecisionSummary(
         threshold=threshold,
         macro_F1=nan_to_none(decisions.macro_f1),
@@ -223,6 +254,7 @@ def _decision_summary(entries: Entries, model: EvaluatedModel) -> DecisionSummar
 
 
 def _class_rates(model: EvaluatedModel, counts: DecisionCounts) -> dict[str, ClassRates]:
+    """Return the rates of the decisions for each class by its name; undefined rates are None."""
     thresholds = model.decision_thresholds
     known = counts.known.tolist()
     positives = counts.positives.tolist()
@@ -255,13 +287,13 @@ def _ap_changes(names: Sequence[str], before: Float64[Tensor, " C"], after: Floa
 def _level_scores(
     levels: Sequence[int], ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts
 ) -> dict[str, LevelScores]:
+    """Return the mean scores of the classes at each level, from the level and the scores of each class."""
     scores = {}
     for level in sorted(set(levels)):
-        member = torch.tensor(levels) == level
-        member_counts = DecisionCounts(*(count[member] for count in counts))
-        means = class_means(ap[member], auroc[member], member_counts)
+        is_member = torch.tensor(levels) == level
+        means = class_means(ap[is_member], auroc[is_member], counts.of(is_member))
         scores[str(level)] = LevelScores(
-            classes=int(member.sum()),
+            classes=int(is_member.sum()),
             classes_scored=means.classes_scored,
             mAP=means.mAP,
             chance=means.chance,
@@ -301,24 +333,33 @@ def level_headline(level: LevelScores, images: int) -> str:
     >>> level_headline(level, images=1)
     'mAP undefined: with only 1 image, no class has both a positive and a negative'
     """
-    return _undefined(images) if level.mAP is None else _scores_line(level, Intervals())
+    if level.mAP is None:
+        return _undefined(images)
+    return _scores_line(level, Intervals())
 
 
 def _scores_line(scores: SplitMetrics | LevelScores, intervals: Intervals, gain: str = "") -> str:
+    """Return mAP and AUROC in percent, and the number of scored classes if some are not scored.
+
+    The chance level is in brackets after the mAP, behind `gain` if it is not empty.
+    """
     chance = f"chance {percent(scores.chance)}"
     details = f"{gain}, {chance}" if gain else chance
     mean_ap = f"mAP {percent(scores.mAP)}{bracketed(intervals.mAP)} ({details})"
     auroc = f"AUROC {percent(scores.macro_auroc)}{bracketed(intervals.macro_auroc)}"
     if scores.classes_scored == scores.classes:
         return f"{mean_ap}, {auroc}"
-    return f"{mean_ap}, {auroc}, over {scores.classes_scored:,} of {counted(scores.classes, 'class', 'classes')}"
+    classes = counted(scores.classes, "class", "classes")
+    return f"{mean_ap}, {auroc}, over {scores.classes_scored:,} of {classes}"
 
 
 def _undefined(images: int) -> str:
+    """Return the line that replaces the scores if no class could be scored."""
     return f"mAP undefined: {_reason(images)}"
 
 
 def _reason(images: int) -> str:
+    """Return why no class could be scored."""
     alone = "with only 1 image, " if images == 1 else ""
     return f"{alone}no class has both a positive and a negative"
 
@@ -342,4 +383,8 @@ def chance_warning(evaluation: Evaluation) -> str:
 
 
 def _is_above(interval: list[float] | None, chance: float) -> bool:
-    return interval is not None and interval[0] > chance
+    """Return whether the whole interval is above chance; without an interval, this is not known."""
+    if interval is None:
+        return False
+    low, _ = interval
+    return low > chance

@@ -35,8 +35,11 @@ from probmcl.store.evaluation import (
     ValueScores,
 )
 
-BLANK = "(blank)"  # name used for empty cells
-MAX_VALUES = 200  # columns with more distinct values are rejected
+BLANK = "(blank)"
+"""The name of the value of empty cells."""
+
+MAX_VALUES = 200
+"""Columns with more distinct values are rejected."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,22 @@ class EvaluationOptions:
             raise OptionError("aggregate", self.aggregate, "requires groups; set the group column with `group`")
         if self.by is None:
             return None
-        if self.by not in records.columns:
-            raise OptionError("by", self.by, "is not a column of the data")
-        values = records.columns[self.by]
-        distinct = len(sorted_values(values))
-        if distinct > MAX_VALUES:
-            problem = f"has {distinct:,} distinct values in {len(values):,} images"
-            raise OptionError("by", self.by, f"{problem}; choose a column with at most {MAX_VALUES}")
+        values = _column(records, self.by)
         if self.aggregate is None or records.group is None:
             return values
         return value_of_groups(records.group, values, self.by)
+
+
+def _column(records: Records, by: str) -> tuple[str, ...]:
+    """Return the value of each image in the column `by`, which must exist and have at most `MAX_VALUES` values."""
+    if by not in records.columns:
+        raise OptionError("by", by, "is not a column of the data")
+    values = records.columns[by]
+    distinct = len(sorted_values(values))
+    if distinct > MAX_VALUES:
+        problem = f"has {distinct:,} distinct values in {len(values):,} images"
+        raise OptionError("by", by, f"{problem}; choose a column with at most {MAX_VALUES}")
+    return values
 
 
 def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str) -> tuple[str, ...]:
@@ -104,19 +113,26 @@ def evaluate_rows(
     rows = images if options.aggregate is None else images.aggregate(options.aggregate)
     metrics = evaluate(rows.entries, model, options.split, raw=rows.raw_entries)
     curve = _risk_coverage(rows, model)
-    parts = 1 + len(sorted_values(values or ()))
+
+    row_values = values or ()
     classes = len(model.names)
+    # Every class is resampled for the reliability and the abstention, for all rows, and for the rows with each value.
+    steps = (2 + len(sorted_values(row_values))) * classes
     progress_console = console if options.draws else Console.quiet()
-    with progress_console.progress("resampling", (parts + 1) * classes) as bar:
+    with progress_console.progress("resampling", steps) as bar:
         advance = partial(bar.advance, 0)  # no images are processed
         calibration = _reliability(rows, model, options)
         abstention = _abstention(rows, model, options)
         advance(classes)
         overall = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
-        by = evaluate_by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
-    shared = msgspec.structs.asdict(metrics) | {"images": overall.images}  # not the number of groups
+        scores = evaluate_by_value(rows, row_values, draws=options.draws, seed=options.seed, advance=advance)
+
+    by = None
+    if values is not None and options.by is not None:
+        by = ValueScores(column=options.by, values=scores)
+    metrics_of_images = msgspec.structs.asdict(metrics) | {"images": overall.images}  # not the number of groups
     return Evaluation(
-        **shared,
+        **metrics_of_images,
         risk_coverage=curve,
         calibration=calibration,
         abstention=abstention,
@@ -126,7 +142,7 @@ def evaluate_rows(
         draws=options.draws,
         resampled="images" if rows.group is None else "groups",
         aggregate=options.aggregate,
-        by=None if values is None or options.by is None else ValueScores(column=options.by, values=by),
+        by=by,
     )
 
 
@@ -145,15 +161,22 @@ def with_interval(
     (8, 1.0, [1.0, 1.0])
     """
     entries = (rows.scores, rows.labels, rows.known)
-    means = class_means(average_precision(*entries), area_under_roc(*entries), rates_at(*entries))
+    ap = average_precision(*entries)
+    auroc = area_under_roc(*entries)
+    means = class_means(ap, auroc, rates_at(*entries))
+
+    map_interval = None
+    auroc_interval = None
     samples = _resample(rows, draws, seed, advance)
-    map_interval = auroc_interval = None
     if samples is not None:
         map_interval = fraction_interval(samples.mean_precision, means.mAP)
         auroc_interval = fraction_interval(samples.mean_auroc, means.macro_auroc)
+
+    images = len(rows) if rows.images is None else int(rows.images.sum())
+    groups = None if rows.group is None else len(set(rows.group))
     return IntervalScores(
-        images=len(rows) if rows.images is None else int(rows.images.sum()),
-        groups=None if rows.group is None else len(set(rows.group)),
+        images=images,
+        groups=groups,
         classes_scored=means.classes_scored,
         mAP=means.mAP,
         chance=means.chance,
@@ -188,19 +211,26 @@ def sorted_values(values: Sequence[str]) -> list[str]:
     ['9', '10', '(blank)']
     """
     distinct = {value.strip() for value in values}
-    return sorted(distinct - {""}, key=_number_then_text) + [BLANK] * ("" in distinct)
+    ordered = sorted(distinct - {""}, key=_number_then_text)
+    if "" in distinct:
+        ordered.append(BLANK)
+    return ordered
 
 
 def _number_then_text(value: str) -> tuple[float, str]:
+    """Return a key that sorts numbers in ascending order, and text after them."""
     try:
-        return float(np.fmin(float(value), np.inf)), value  # NaN counts as text
+        number = float(value)
     except ValueError:
         return np.inf, value
+    is_text = np.isnan(number)  # such as "nan"
+    return (np.inf if is_text else number), value
 
 
 def _risk_coverage(rows: ScoredRows, model: EvaluatedModel) -> RiskCoverage:
-    decided = rows.scores > model.decision_thresholds
-    return risk_coverage(rows.scores, decided, rows.labels, rows.known)
+    """Return the risk–coverage curve of the decisions at the model's thresholds."""
+    decisions = rows.scores > model.decision_thresholds
+    return risk_coverage(rows.scores, decisions, rows.labels, rows.known)
 
 
 def _reliability(rows: ScoredRows, model: EvaluatedModel, options: EvaluationOptions) -> ReliabilityChange:
@@ -216,10 +246,12 @@ def _reliability(rows: ScoredRows, model: EvaluatedModel, options: EvaluationOpt
 def _reliability_of(
     scores: Float[ndarray, "N C"], rows: ScoredRows, model: EvaluatedModel, options: EvaluationOptions
 ) -> ReliabilitySummary:
+    """Return the reliability of scores for the labels of the rows, with intervals if there are resamples."""
     entries = (scores, rows.labels, rows.known)
     weights = _weights(rows, options.draws, options.seed)
-    resampled = [bootstrapped_calibration_error(*entries, block) for block in weights]
-    return summarize_reliability(*entries, model.names, np.concatenate(resampled) if resampled else None)
+    blocks = [bootstrapped_calibration_error(*entries, block) for block in weights]
+    resampled = np.concatenate(blocks) if blocks else None
+    return summarize_reliability(*entries, model.names, resampled)
 
 
 def _abstention(rows: ScoredRows, model: EvaluatedModel, options: EvaluationOptions) -> Abstention | None:
@@ -234,20 +266,24 @@ def _abstention(rows: ScoredRows, model: EvaluatedModel, options: EvaluationOpti
 
 
 def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], None] | None) -> Areas | None:
-    """Return the means of each resample; None without resamples."""
+    """Return the mean AP and AUROC of each resample; None without resamples.
+
+    `advance` is called with the number of finished classes.
+    """
     blocks = []
     remaining = draws
     for weights in _weights(rows, draws, seed):
         remaining -= len(weights)
-        callback = advance if remaining == 0 else None  # progress is reported with the last block
+        callback = advance if remaining == 0 else None  # a class is finished with its last block
         blocks.append(bootstrapped_areas(rows.scores, rows.labels, rows.known, weights, advance=callback))
-    if blocks:
-        precisions = np.concatenate([block.mean_precision for block in blocks])
-        areas = np.concatenate([block.mean_auroc for block in blocks])
-        return Areas(precisions, areas)
-    if advance is not None:
-        advance(rows.scores.shape[1])
-    return None
+    if not blocks:
+        if advance is not None:
+            advance(rows.scores.shape[1])
+        return None
+    return Areas(
+        mean_precision=np.concatenate([block.mean_precision for block in blocks]),
+        mean_auroc=np.concatenate([block.mean_auroc for block in blocks]),
+    )
 
 
 def _weights(rows: ScoredRows, draws: int, seed: int) -> Iterator[Int32[ndarray, "_ N"]]:

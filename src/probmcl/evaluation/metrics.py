@@ -37,9 +37,14 @@ def average_precision(
     """
     if kind not in ("area", "envelope", "voc11"):
         raise ValueError(f"kind={kind!r} must be 'area', 'envelope' or 'voc11'")
-    columns = class_columns(checked(scores, labels, known))
-    areas = [_summary(precision_at_positives(*column), kind) if column.is_scored else np.nan for column in columns]
-    return torch.tensor(areas, dtype=torch.float64)
+    averages = []
+    for column in class_columns(checked(scores, labels, known)):
+        average = np.nan
+        if column.is_scored:
+            precision = precision_at_positives(column.scores, column.positive, column.known)
+            average = _average(precision, kind)
+        averages.append(average)
+    return torch.tensor(averages, dtype=torch.float64)
 
 
 def precision_at_positives(
@@ -50,21 +55,30 @@ def precision_at_positives(
     Other thresholds are not needed: between two positives, recall is constant and precision only falls. Sorting and
     counting values also makes the result independent of the order within ties.
     """
-    all_scores, positive_scores = np.sort(scores[known]), np.sort(scores[positive])
+    all_scores = np.sort(scores[known])
+    positive_scores = np.sort(scores[positive])
+    # Scores that are not below the score of each positive, among the positives and among all known images.
     true_positives = len(positive_scores) - np.searchsorted(positive_scores, positive_scores)
     retrieved = len(all_scores) - np.searchsorted(all_scores, positive_scores)
     return true_positives / retrieved
 
 
-def _summary(precision: Float64[np.ndarray, " P"], kind: str) -> float:
+def _average(precision: Float64[np.ndarray, " P"], kind: str) -> float:
+    """Return the average precision of a class from `precision_at_positives`.
+
+    `kind` is one of the kinds of `average_precision`: area, envelope or voc11.
+    """
     if kind == "area":
         return float(precision.mean())
     envelope = np.maximum.accumulate(precision)
     if kind == "envelope":
         return float(envelope.mean())
-    # Recall reaches t / 10 at the positive of rank ⌈t P / 10⌉. Integers avoid 3 · 0.1 > 0.3 in floating point.
-    rank = np.maximum(-(-np.arange(11) * len(envelope) // 10), 1)
-    return float(envelope[-rank].mean())
+    # Counted from the highest score, recall reaches t / 10 at the positive of rank ⌈t P / 10⌉, and 0 at the first.
+    # Integers avoid 3 · 0.1 > 0.3 in floating point.
+    tenths = np.arange(11)
+    rank = (tenths * len(precision) + 9) // 10  # rounded up
+    index_from_end = np.maximum(rank, 1)
+    return float(envelope[-index_from_end].mean())
 
 
 def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> Float64[Tensor, " C"]:
@@ -85,13 +99,16 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
 
 
 def _roc_area(column: ClassEntries) -> float:
-    # All values are integers until the final division, so the result does not depend on the order of the images.
-    positives = np.sort(column.scores[column.positive])
-    negatives = np.sort(column.scores[column.known & ~column.positive])
+    """Return the area under the ROC curve of one class; NaN without a positive or without a negative."""
     if not column.is_scored:
         return float("nan")
-    below, not_above = (np.searchsorted(negatives, positives, side=side).sum() for side in ("left", "right"))
-    return int(below + not_above) / (2 * len(positives) * len(negatives))
+    positives = np.sort(column.scores[column.positive])
+    negatives = np.sort(column.scores[column.known & ~column.positive])
+    # All values are integers until the final division, so the result does not depend on the order of the images.
+    pairs = len(positives) * len(negatives)
+    won = np.searchsorted(negatives, positives, side="left").sum()
+    won_or_tied = np.searchsorted(negatives, positives, side="right").sum()
+    return int(won + won_or_tied) / (2 * pairs)  # ties count half
 
 
 def multilabel_metrics(
@@ -140,6 +157,15 @@ class DecisionCounts(NamedTuple):
     false_negatives: Int64[Tensor, " K"]
     known: Int64[Tensor, " K"]
 
+    def of(self, selected: Bool[Tensor, " K"]) -> "DecisionCounts":
+        """Return the counts of the selected classes or images."""
+        return DecisionCounts(
+            true_positives=self.true_positives[selected],
+            false_positives=self.false_positives[selected],
+            false_negatives=self.false_negatives[selected],
+            known=self.known[selected],
+        )
+
     @property
     def positives(self) -> Int64[Tensor, " K"]:
         """Number of entries with label 1."""
@@ -154,6 +180,11 @@ class DecisionCounts(NamedTuple):
     def is_scored(self) -> Bool[Tensor, " K"]:
         """True if there is an entry with label 1 and one with label 0."""
         return (self.positives > 0) & (self.positives < self.known)
+
+    @property
+    def predicted(self) -> Int64[Tensor, " K"]:
+        """Number of entries that are predicted positive."""
+        return self.true_positives + self.false_positives
 
     @property
     def wrong(self) -> Int64[Tensor, " K"]:
@@ -178,7 +209,7 @@ class DecisionCounts(NamedTuple):
     @property
     def ppv(self) -> Float64[Tensor, " K"]:
         """Positive predictive value, TP / (TP + FP)."""
-        return _rate(self.true_positives, self.true_positives + self.false_positives)
+        return _rate(self.true_positives, self.predicted)
 
     @property
     def npv(self) -> Float64[Tensor, " K"]:
@@ -188,7 +219,8 @@ class DecisionCounts(NamedTuple):
     @property
     def f1(self) -> Float64[Tensor, " K"]:
         """2 TP / (2 TP + FP + FN)."""
-        return _f1(self.true_positives, self.wrong).masked_fill(self.known == 0, torch.nan)
+        f1 = _f1(self.true_positives, self.wrong)
+        return f1.masked_fill(self.known == 0, torch.nan)
 
 
 class Decisions(NamedTuple):
@@ -237,21 +269,26 @@ def decisions_at(scores: Array, labels: Array, known: Array | None = None, thres
     (0.25, 0.5)
     """
     entries = checked(scores, labels, known)
-    classes, images = _count(entries, threshold), _count(entries, threshold, axis=1)
-    fully_known = images.known == entries.scores.shape[1]
-    micro_f1, predicted = (
-        _f1(images.true_positives.sum(), images.wrong.sum()),
-        images.true_positives + images.false_positives,
-    )
+    by_class = _count(entries, threshold)
+    by_image = _count(entries, threshold, axis=1)
+    micro_f1 = float("nan")
+    if by_image.known.any():
+        micro_f1 = _f1(by_image.true_positives.sum(), by_image.wrong.sum()).item()
+
+    with_labels = by_image.of(by_image.known > 0)
+    is_fully_known = by_image.known == entries.scores.shape[1]
+    fully_known = by_image.of(is_fully_known)
+    images_fully_known = is_fully_known.sum()
+    images_without_error = (fully_known.wrong == 0).sum()
     return Decisions(
-        macro_f1=classes.f1[classes.is_scored].mean().item(),
-        micro_f1=micro_f1.item() if images.known.any() else float("nan"),
-        sample_f1=_f1(images.true_positives, images.wrong)[images.known > 0].mean().item(),
-        hamming_loss=_rate(images.wrong.sum(), images.known.sum()).item(),
-        subset_accuracy=_rate((images.wrong[fully_known] == 0).sum(), fully_known.sum()).item(),
-        images_fully_known=int(fully_known.sum()),
-        labels_predicted=predicted[images.known > 0].double().mean().item(),
-        labels_true=images.positives[images.known > 0].double().mean().item(),
+        macro_f1=by_class.f1[by_class.is_scored].mean().item(),
+        micro_f1=micro_f1,
+        sample_f1=with_labels.f1.mean().item(),
+        hamming_loss=_rate(by_image.wrong.sum(), by_image.known.sum()).item(),
+        subset_accuracy=_rate(images_without_error, images_fully_known).item(),
+        images_fully_known=int(images_fully_known),
+        labels_predicted=with_labels.predicted.double().mean().item(),
+        labels_true=with_labels.positives.double().mean().item(),
     )
 
 
@@ -264,14 +301,24 @@ def precision_recall_f1(
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1, or None to use only the threshold")
     decisions = _count(entries, threshold, top_k=top_k)
-    predicted = decisions.true_positives + decisions.false_positives
-    counts = torch.stack([decisions.true_positives, predicted, decisions.positives])  # (3, C)
-    by_class, overall = _precision_recall(counts[:, decisions.is_scored]), _precision_recall(counts.sum(1))
-    mean = by_class.mean(1)
-    class_f1 = _harmonic_mean(mean) if f1 == "harmonic" else _harmonic_mean(by_class).mean()
-    values = torch.stack([*mean, class_f1, *overall, _harmonic_mean(overall)]).tolist()
-    names = ("CP", "CR", "CF1", "OP", "OR", "OF1")
-    return dict(zip(names, values, strict=True)) | {"classes_scored": float(by_class.shape[1])}
+    scored = decisions.of(decisions.is_scored)
+    by_class = _precision_and_recall(scored.true_positives, scored.predicted, scored.positives)  # (2, scored classes)
+    class_means = by_class.mean(1)
+    class_f1 = _harmonic_mean(class_means) if f1 == "harmonic" else _harmonic_mean(by_class).mean()
+    overall = _precision_and_recall(
+        decisions.true_positives.sum(), decisions.predicted.sum(), decisions.positives.sum()
+    )
+    class_precision, class_recall = class_means.tolist()
+    overall_precision, overall_recall = overall.tolist()
+    return {
+        "CP": class_precision,
+        "CR": class_recall,
+        "CF1": class_f1.item(),
+        "OP": overall_precision,
+        "OR": overall_recall,
+        "OF1": _harmonic_mean(overall).item(),
+        "classes_scored": float(by_class.shape[1]),
+    }
 
 
 def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: int | None = None) -> DecisionCounts:
@@ -279,21 +326,34 @@ def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: 
 
     With `top_k`, a predicted positive must also be among the k highest known scores of its image.
     """
-    limits, counts = _limits(threshold, entries.scores), []
+    limits = _limits(threshold, entries.scores)
+    block_counts = []
     for rows in blocks(*entries.scores.shape):
-        scores, labels, known = (entry[rows] for entry in entries)
-        decided, positive = (scores > limits) & known, (labels == 1) & known
+        scores = entries.scores[rows]
+        known = entries.known[rows]
+        positive = (entries.labels[rows] == 1) & known
+        predicted = (scores > limits) & known
         if top_k is not None:
-            decided &= _best(scores.where(known, -torch.inf), min(top_k, scores.shape[1]))
-        masks = (decided & positive, decided & ~positive, positive & ~decided, known)
-        counts.append(torch.stack([mask.count_nonzero(axis) for mask in masks]))
-    return DecisionCounts(*(torch.stack(counts).sum(0) if axis == 0 else torch.cat(counts, dim=1)))
+            known_scores = scores.where(known, -torch.inf)
+            predicted &= _best(known_scores, min(top_k, scores.shape[1]))
+        counts = DecisionCounts(
+            true_positives=(predicted & positive).count_nonzero(axis),
+            false_positives=(predicted & ~positive).count_nonzero(axis),
+            false_negatives=(positive & ~predicted).count_nonzero(axis),
+            known=known.count_nonzero(axis),
+        )
+        block_counts.append(torch.stack(counts))  # (4, K)
+    if axis == 0:  # every block has all classes
+        return DecisionCounts(*torch.stack(block_counts).sum(0))
+    return DecisionCounts(*torch.cat(block_counts, dim=1))
 
 
 def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
     """Return the threshold of each class, in the precision of the scores."""
     classes = scores.shape[1]
-    limits = to_tensor(np.asarray(threshold) if isinstance(threshold, float) else threshold).to(scores.dtype)
+    if isinstance(threshold, float):
+        threshold = np.asarray(threshold)  # torch would convert it to float32
+    limits = to_tensor(threshold).to(scores.dtype)
     if limits.shape not in ((), (classes,)):
         shape = f"threshold has shape {tuple(limits.shape)}"
         raise ValueError(f"{shape}; expected one number, or one per class with shape ({classes},)")
@@ -304,24 +364,34 @@ def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Ten
 
 def _best(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
     """Mark the k highest scores of each row; among equal scores, the first are marked."""
-    lowest = scores.topk(k, dim=1).values[:, -1:]  # (N, 1)
-    above, tied = scores > lowest, scores == lowest
-    return above | (tied & (tied.cumsum(1, dtype=torch.int32) <= k - above.sum(1, keepdim=True)))
+    lowest = scores.topk(k, dim=1).values[:, -1:]  # (N, 1): the k-th highest score
+    is_above = scores > lowest
+    is_tied = scores == lowest
+    places_for_tied = k - is_above.sum(1, keepdim=True)  # (N, 1)
+    place_among_tied = is_tied.cumsum(1, dtype=torch.int32)
+    return is_above | (is_tied & (place_among_tied <= places_for_tied))
 
 
 def _rate(numerator: Int64[Tensor, "..."], denominator: Int64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    return numerator.double() / denominator.double()  # 0 / 0 is NaN
+    """Return the quotient in double precision; 0 / 0 is NaN."""
+    return numerator.double() / denominator.double()
 
 
 def _f1(true_positives: Int64[Tensor, "..."], wrong: Int64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    return 2 * true_positives.double() / (2 * true_positives + wrong).clamp(min=1)  # 0 / 0 is 0
+    """Return 2 TP / (2 TP + FP + FN), where `wrong` is FP + FN; 0 / 0 is 0."""
+    denominator = 2 * true_positives + wrong
+    return 2 * true_positives.double() / denominator.clamp(min=1)
 
 
-def _precision_recall(counts: Int64[Tensor, "3 ..."]) -> Float64[Tensor, "2 ..."]:
-    """Return precision and recall from true positives, predicted positives and positives, with 0 / 0 = 0."""
-    return counts[0].double() / counts[1:].clamp(min=1)
+def _precision_and_recall(
+    true_positives: Int64[Tensor, "*K"], predicted: Int64[Tensor, "*K"], positives: Int64[Tensor, "*K"]
+) -> Float64[Tensor, "2 *K"]:
+    """Return the precision TP / predicted and the recall TP / positives; 0 / 0 is 0."""
+    denominators = torch.stack([predicted, positives])
+    return true_positives.double() / denominators.clamp(min=1)
 
 
-def _harmonic_mean(precision_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor, "..."]:
-    total = precision_recall.sum(0)
-    return torch.where(total == 0, 0.0, 2 * precision_recall.prod(0) / total)
+def _harmonic_mean(precision_and_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor, "..."]:
+    """Return 2 P R / (P + R); 0 / 0 is 0."""
+    total = precision_and_recall.sum(0)
+    return torch.where(total == 0, 0.0, 2 * precision_and_recall.prod(0) / total)

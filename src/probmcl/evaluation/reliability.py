@@ -65,29 +65,48 @@ def reliability(probabilities: Array, labels: Array, known: Array | None = None)
     (0.025, 0.164, 0.15)
     """
     columns = class_columns(checked(probabilities, labels, known))
-    number, *measures = np.array([_measure(column) for column in columns]).T
-    return Reliability(number.astype(np.int64), *measures)
+    table = np.array([_measure(column) for column in columns])  # (C, 6)
+    entries, *measures = table.T
+    return Reliability(entries.astype(np.int64), *measures)
 
 
-def _measure(column: ClassEntries) -> tuple[float, ...]:
+def _measure(column: ClassEntries) -> tuple[float, float, float, float, float, float]:
+    """Return the measures of one class in the order of the fields of `Reliability`."""
     p, y = _known(column)
     if not len(p):
-        return (0.0, *[np.nan] * 5)
-    error = np.abs(np.bincount(bin_of(p), weights=p - y)).sum() / len(p)
-    rate = np.full(len(y), y.mean())
-    return float(len(p)), ((p - y) ** 2).mean(), _log_loss(p, y), error, ((rate - y) ** 2).mean(), _log_loss(rate, y)
+        return 0.0, np.nan, np.nan, np.nan, np.nan, np.nan
+    difference_of_bin = np.bincount(bin_of(p), weights=p - y)  # sum of p − y
+    calibration_error = np.abs(difference_of_bin).sum() / len(p)
+    base_rate = np.full(len(y), y.mean())
+    return (
+        float(len(p)),
+        _brier(p, y),
+        _log_loss(p, y),
+        calibration_error,
+        _brier(base_rate, y),
+        _log_loss(base_rate, y),
+    )
 
 
 def _known(column: ClassEntries) -> tuple[Float64[ndarray, " K"], Float64[ndarray, " K"]]:
-    p, y = column.scores[column.known].astype(np.float64), column.positive[column.known].astype(np.float64)
+    """Return the probabilities and the 0/1 labels of the known entries of one class."""
+    p = column.scores[column.known].astype(np.float64)
+    y = column.positive[column.known].astype(np.float64)
     if len(p) and not (p.min() >= 0 and p.max() <= 1):
         raise ValueError(f"probabilities must be between 0 and 1, got {p.min():g} to {p.max():g}")
     return p, y
 
 
+def _brier(p: Float64[ndarray, " K"], y: Float64[ndarray, " K"]) -> float:
+    """Return the Brier score of probabilities p for labels y."""
+    return float(((p - y) ** 2).mean())
+
+
 def _log_loss(p: Float64[ndarray, " K"], y: Float64[ndarray, " K"]) -> float:
-    p = np.clip(p, SMALLEST, 1 - SMALLEST)
-    return float(-(y * np.log(p) + (1 - y) * np.log1p(-p)).mean())
+    """Return the log loss of probabilities p for labels y."""
+    clipped = np.clip(p, SMALLEST, 1 - SMALLEST)
+    log_likelihoods = y * np.log(clipped) + (1 - y) * np.log1p(-clipped)
+    return float(-log_likelihoods.mean())
 
 
 def bin_of(p: Float64[ndarray, " K"]) -> Int[ndarray, " K"]:
@@ -96,7 +115,8 @@ def bin_of(p: Float64[ndarray, " K"]) -> Int[ndarray, " K"]:
     >>> bin_of(np.linspace(0, 1, 6)).tolist()
     [0, 2, 5, 7, 10, 12]
     """
-    return np.searchsorted(np.sort(p), p) * BINS // max(len(p), 1)
+    rank = np.searchsorted(np.sort(p), p)  # equal probabilities have the same rank, from 0
+    return rank * BINS // max(len(p), 1)
 
 
 def reliability_bins(probabilities: Array, labels: Array, known: Array | None = None) -> Iterator[ReliabilityDiagram]:
@@ -104,12 +124,15 @@ def reliability_bins(probabilities: Array, labels: Array, known: Array | None = 
     for column in class_columns(checked(probabilities, labels, known)):
         p, y = _known(column)
         bins = bin_of(p)
-        images = np.bincount(bins)
-        filled = np.flatnonzero(images)
-        probability = np.bincount(bins, weights=p)[filled] / images[filled]
-        frequency = np.bincount(bins, weights=y)[filled] / images[filled]
+        counts = np.bincount(bins)
+        filled = np.flatnonzero(counts)  # ties leave bins empty
+        images = counts[filled]
+        probability = np.bincount(bins, weights=p)[filled] / images
+        frequency = np.bincount(bins, weights=y)[filled] / images
         yield ReliabilityDiagram(
-            probability=probability.tolist(), frequency=frequency.tolist(), images=images[filled].tolist()
+            probability=probability.tolist(),
+            frequency=frequency.tolist(),
+            images=images.tolist(),
         )
 
 
@@ -125,12 +148,15 @@ def bootstrapped_calibration_error(
     for column in class_columns(checked(probabilities, labels, known)):
         p, y = _known(column)
         rows = np.flatnonzero(column.known)
-        differences = np.zeros((len(column.known), BINS + 1), dtype=np.float32)
-        differences[rows, bin_of(p)] = p - y
-        differences[rows, BINS] = 1.0
-        sums = (drawn @ differences).astype(np.float64)  # (B, bins + 1)
+        # Each known image has p − y in the column of its bin, and 1 in the last column, which counts the images.
+        terms = np.zeros((len(column.known), BINS + 1), dtype=np.float32)
+        terms[rows, bin_of(p)] = p - y
+        terms[rows, BINS] = 1.0
+        sums = (drawn @ terms).astype(np.float64)  # (B, bins + 1)
+        differences = sums[:, :BINS]
+        images = sums[:, BINS]
         with np.errstate(invalid="ignore"):
-            errors.append(np.abs(sums[:, :BINS]).sum(1) / sums[:, BINS])
+            errors.append(np.abs(differences).sum(1) / images)
     return np.stack(errors, axis=1)
 
 
@@ -147,12 +173,13 @@ def summarize_reliability(
     classes. Undefined measures are None.
     """
     measures = reliability(probabilities, labels, known)
-    error = float(_mean_over_classes(measures.calibration_error[None])[0])
+    mean_error = _mean_over_classes(measures.calibration_error[None])
+    error = float(mean_error[0])
     interval = None
     if resampled is not None:
         interval = fraction_interval(_mean_over_classes(resampled), error)
-    per_class = {}
     diagrams = reliability_bins(probabilities, labels, known)
+    per_class = {}
     for c, (name, diagram) in enumerate(zip(names, diagrams, strict=True)):
         per_class[name] = _class_reliability(measures, c, diagram, resampled)
     return ReliabilitySummary(
@@ -171,11 +198,14 @@ def _class_reliability(
 ) -> ClassReliability:
     """Return the measures of class c, with the interval of its calibration error."""
     error = float(measures.calibration_error[c])
+    interval = None
+    if resampled is not None:
+        interval = fraction_interval(resampled[:, c], error)
     return ClassReliability(
         brier=nan_to_none(float(measures.brier[c])),
         log_loss=nan_to_none(float(measures.log_loss[c])),
         calibration_error=nan_to_none(error),
-        calibration_error_interval=None if resampled is None else fraction_interval(resampled[:, c], error),
+        calibration_error_interval=interval,
         reliability=diagram,
     )
 
@@ -183,7 +213,9 @@ def _class_reliability(
 def _mean_over_entries(measure: Float64[ndarray, " C"], known: Int[ndarray, " C"]) -> float | None:
     """Return the mean of a measure, weighted by the known entries of each class; None if nothing is known."""
     share = known / max(known.sum(), 1)
-    return float(np.nansum(share * measure)) if share.any() else None
+    if not share.any():
+        return None
+    return float(np.nansum(share * measure))
 
 
 def _mean_over_classes(errors: Float64[ndarray, "B C"]) -> Float64[ndarray, " B"]:
@@ -202,8 +234,10 @@ def uncertainty(probabilities: Float[ndarray, "*N C"]) -> Float64[ndarray, "*N"]
     """
     p = probabilities.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        entropy = -np.nan_to_num(p * np.log2(p)) - np.nan_to_num((1 - p) * np.log2(1 - p))
-    mean: Float64[ndarray, "*N"] = np.where(np.isnan(p), np.nan, entropy).mean(axis=-1)
+        of_yes = np.nan_to_num(p * np.log2(p))  # 0 log 0 is 0
+        of_no = np.nan_to_num((1 - p) * np.log2(1 - p))
+    entropy = np.where(np.isnan(p), np.nan, -of_yes - of_no)
+    mean: Float64[ndarray, "*N"] = entropy.mean(axis=-1)
     return mean + 0.0  # not −0
 
 
@@ -218,16 +252,18 @@ def risk_coverage(
     Reference: El-Yaniv and Wiener, On the foundations of noise-free selective classification, 2010.
     """
     order = np.argsort(uncertainty(probabilities), kind="stable")
-    wrong_entries = (decisions != (labels == 1)) & known
-    wrong = np.cumsum(wrong_entries.sum(1)[order])
-    total = np.cumsum(known.sum(1)[order])
+    is_wrong = (decisions != (labels == 1)) & known
+    # The numbers of wrong and of known decisions among the first images in this order.
+    wrong = np.cumsum(is_wrong.sum(1)[order])
+    decided = np.cumsum(known.sum(1)[order])
     coverages = []
     risks = []
     for coverage in COVERAGES:
         images = max(1, round(coverage * len(order)))
-        decided = total[images - 1]
+        last = images - 1
+        risk = float(wrong[last] / decided[last]) if decided[last] else None
         coverages.append(images / len(order))
-        risks.append(float(wrong[images - 1] / decided) if decided else None)
+        risks.append(risk)
     return RiskCoverage(coverage=coverages, risk=risks)
 
 
@@ -239,22 +275,25 @@ class OpenDecisions(NamedTuple):
 
 
 class _Counts(NamedTuple):
-    """Numbers of entries in each of K sets, such as the classes, for the original images or for each of B resamples."""
+    """Numbers of entries, for the original images (B = 1) or in each of B resamples.
 
-    known: Float[ndarray, "B K"]
-    decided: Float[ndarray, "B K"]
-    yes: Float[ndarray, "B K"]
-    wrong_yes: Float[ndarray, "B K"]
-    no: Float[ndarray, "B K"]
-    wrong_no: Float[ndarray, "B K"]
+    The second axis has the classes. It is missing in the counts of one class or of all classes together.
+    """
+
+    known: Float[ndarray, "B *C"]
+    decided: Float[ndarray, "B *C"]
+    yes: Float[ndarray, "B *C"]
+    wrong_yes: Float[ndarray, "B *C"]
+    no: Float[ndarray, "B *C"]
+    wrong_no: Float[ndarray, "B *C"]
 
     def total(self) -> "_Counts":
-        """Return the counts of all sets together."""
-        return _Counts(*(count.sum(1, keepdims=True) for count in self))
+        """Return the counts of all classes together."""
+        return _Counts._make(count.sum(1) for count in self)
 
-    def of(self, c: int) -> "_Counts":
-        """Return the counts of one set."""
-        return _Counts(*(count[:, c : c + 1] for count in self))
+    def of_class(self, c: int) -> "_Counts":
+        """Return the counts of one class."""
+        return _Counts._make(count[:, c] for count in self)
 
 
 def evaluate_abstention(
@@ -272,41 +311,57 @@ def evaluate_abstention(
     positive = labels == 1
     yes = decisions.yes & known
     no = decisions.no & known
-    masks = (known, yes | no, yes, yes & ~positive, no, no & positive)
-    counts = _Counts(*(mask.sum(0, dtype=np.float64)[None] for mask in masks))
-    drawn = None
+    masks = {
+        "known": known,
+        "decided": yes | no,
+        "yes": yes,
+        "wrong_yes": yes & ~positive,
+        "no": no,
+        "wrong_no": no & positive,
+    }
+    sums = {name: mask.sum(0, dtype=np.float64)[None] for name, mask in masks.items()}  # (1, C) each
+    counts = _Counts(**sums)
+    resampled = None
     if weights is not None:
         times = weights.astype(np.float32)
-        drawn = _Counts(*(times @ mask.astype(np.float32) for mask in masks))
+        resampled_sums = {name: times @ mask.astype(np.float32) for name, mask in masks.items()}  # (B, C) each
+        resampled = _Counts(**resampled_sums)
+
     per_class = {}
     for c, name in enumerate(names):
-        per_class[name] = _rates(counts.of(c), None if drawn is None else drawn.of(c))
-    overall = _rates(counts.total(), None if drawn is None else drawn.total())
+        resampled_class = None if resampled is None else resampled.of_class(c)
+        per_class[name] = _rates(counts.of_class(c), resampled_class)
+    resampled_total = None if resampled is None else resampled.total()
+    overall = _rates(counts.total(), resampled_total)
     return Abstention(**msgspec.structs.asdict(overall), per_class=per_class)
 
 
-def _rates(counts: _Counts, drawn: _Counts | None) -> AbstentionRates:
-    """Return the rates of one set of entries, with intervals if there are resamples."""
-    coverage, yes_risk, no_risk = _fractions(counts)
+def _rates(counts: _Counts, resampled: _Counts | None) -> AbstentionRates:
+    """Return the rates of one class or of all classes together, with intervals if there are resamples."""
+    estimates = [fraction.item() for fraction in _fractions(counts)]
     intervals: list[list[float] | None] = [None, None, None]
-    if drawn is not None:
-        estimates = (coverage, yes_risk, no_risk)
-        samples = _fractions(drawn)
-        intervals = [fraction_interval(s, e.item()) for s, e in zip(samples, estimates, strict=True)]
+    if resampled is not None:
+        samples = _fractions(resampled)
+        intervals = [fraction_interval(s, estimate) for s, estimate in zip(samples, estimates, strict=True)]
+    coverage, yes_risk, no_risk = map(nan_to_none, estimates)
+    coverage_interval, yes_risk_interval, no_risk_interval = intervals
     return AbstentionRates(
-        coverage=nan_to_none(coverage.item()),
-        coverage_interval=intervals[0],
-        yes_risk=nan_to_none(yes_risk.item()),
-        yes_risk_interval=intervals[1],
-        no_risk=nan_to_none(no_risk.item()),
-        no_risk_interval=intervals[2],
+        coverage=coverage,
+        coverage_interval=coverage_interval,
+        yes_risk=yes_risk,
+        yes_risk_interval=yes_risk_interval,
+        no_risk=no_risk,
+        no_risk_interval=no_risk_interval,
     )
 
 
 def _fractions(counts: _Counts) -> tuple[Float64[ndarray, " B"], Float64[ndarray, " B"], Float64[ndarray, " B"]]:
-    """Return the coverage and the error rates of the yes and the no decisions; 0 / 0 is NaN."""
+    """Return the coverage and the error rates of the yes and the no decisions; 0 / 0 is NaN.
+
+    `counts` are those of one class or of all classes together.
+    """
     with np.errstate(invalid="ignore"):
         coverage = counts.decided / counts.known
         yes_risk = counts.wrong_yes / counts.yes
         no_risk = counts.wrong_no / counts.no
-    return coverage[:, 0].astype(np.float64), yes_risk[:, 0].astype(np.float64), no_risk[:, 0].astype(np.float64)
+    return coverage.astype(np.float64), yes_risk.astype(np.float64), no_risk.astype(np.float64)

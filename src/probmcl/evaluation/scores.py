@@ -66,34 +66,48 @@ class ClassEntries(NamedTuple):
 
 def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
     """Convert the arrays to tensors and validate them. Errors name the row and class of the first bad entry."""
-    values, truth = to_tensor(scores), to_tensor(labels)
-    if values.ndim != 2 or values.numel() == 0:
-        raise ValueError(f"scores has shape {tuple(values.shape)}; expected (images, classes), both at least 1")
-    mask = torch.ones(1, 1, dtype=torch.bool).expand_as(values) if known is None else to_tensor(known)
-    for name, other in {"labels": truth, "known": mask}.items():
-        if other.shape != values.shape:
-            raise ValueError(f"{name} has shape {tuple(other.shape)}; expected {tuple(values.shape)}, like scores")
+    score_tensor = to_tensor(scores)
+    label_tensor = to_tensor(labels)
+    if score_tensor.ndim != 2 or score_tensor.numel() == 0:
+        raise ValueError(f"scores has shape {tuple(score_tensor.shape)}; expected (images, classes), both at least 1")
+    mask = torch.ones(1, 1, dtype=torch.bool).expand_as(score_tensor)  # takes no memory
+    if known is not None:
+        mask = to_tensor(known)
+    for name, tensor in {"labels": label_tensor, "known": mask}.items():
+        if tensor.shape != score_tensor.shape:
+            expected = f"expected {tuple(score_tensor.shape)}, like scores"
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; {expected}")
     if mask.dtype != torch.bool:
         raise ValueError(f"known must be boolean: expected torch.bool, got {mask.dtype}")
-    for rows in blocks(*values.shape):
-        _refuse((truth[rows] != 0) & (truth[rows] != 1) & mask[rows], rows.start, "labels", truth, "0 or 1")
-        _refuse(values[rows].isnan() & mask[rows], rows.start, "scores", values, "a number")
-    return Entries(values if values.is_floating_point() else values.double(), truth, mask)
+    for rows in blocks(*score_tensor.shape):
+        is_not_binary = (label_tensor[rows] != 0) & (label_tensor[rows] != 1)
+        _refuse_entries("labels", label_tensor, rows, is_not_binary & mask[rows], expected="0 or 1")
+        _refuse_entries("scores", score_tensor, rows, score_tensor[rows].isnan() & mask[rows], expected="a number")
+    if not score_tensor.is_floating_point():
+        score_tensor = score_tensor.double()
+    return Entries(score_tensor, label_tensor, mask)
 
 
 def to_tensor(array: Array) -> Tensor:
     """Convert an array to a CPU tensor without gradient, sharing memory if possible."""
     if isinstance(array, np.ndarray):
-        fits = array.flags.writeable and min(array.strides, default=0) >= 0
-        array = array if fits else array.copy()  # torch rejects negative strides and warns about read-only memory
+        has_negative_stride = min(array.strides, default=0) < 0
+        if has_negative_stride or not array.flags.writeable:
+            array = array.copy()  # torch rejects negative strides and warns about read-only memory
     return torch.as_tensor(array).detach().cpu()
 
 
-def _refuse(wrong: Bool[Tensor, "N C"], start: int, name: str, array: Tensor, expected: str) -> None:
-    if wrong.any():
-        row, column = wrong.nonzero()[0].tolist()
-        entry = f"{name}: row {start + row}, class {column} is {array[start + row, column].item()}"
-        raise ValueError(f"{entry}; expected {expected}, or known=False to exclude the entry")
+def _refuse_entries(name: str, array: Tensor, rows: slice, wrong: Bool[Tensor, "K C"], *, expected: str) -> None:
+    """Raise `ValueError` for the first wrong entry in some rows of the array; `wrong` marks the entries of these rows.
+
+    `expected` describes valid values.
+    """
+    if not wrong.any():
+        return
+    row_in_block, column = wrong.nonzero()[0].tolist()
+    row = rows.start + row_in_block
+    entry = f"{name}: row {row}, class {column} is {array[row, column].item()}"
+    raise ValueError(f"{entry}; expected {expected}, or known=False to exclude the entry")
 
 
 def class_columns(entries: Entries) -> Iterator[ClassEntries]:
@@ -102,16 +116,31 @@ def class_columns(entries: Entries) -> Iterator[ClassEntries]:
     images, classes = entries.scores.shape
     dtype = torch.promote_types(entries.scores.dtype, torch.float32)
     for columns in blocks(classes, images):
-        scores = entries.scores[:, columns].T.to(dtype).contiguous().numpy()  # (block, N)
+        # Transposed, so that each row has the entries of one class: (block, N).
+        scores = entries.scores[:, columns].T.to(dtype).contiguous().numpy()
         known = entries.known[:, columns].T.contiguous().numpy()
-        positive = (entries.labels[:, columns].T == 1).contiguous().numpy() & known
-        yield from map(ClassEntries, scores, positive, known)
+        labels = entries.labels[:, columns].T
+        positive = (labels == 1).contiguous().numpy() & known
+        for row in range(len(scores)):
+            yield ClassEntries(scores[row], positive[row], known[row])
 
 
 def blocks(length: int, width: int) -> Iterator[slice]:
     """Return slices that divide `length` lines of `width` entries into blocks of about `BLOCK_ENTRIES` entries."""
     step = max(1, BLOCK_ENTRIES // width)
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def group_numbers(images: int, groups: Sequence[str] | None) -> Int[ndarray, "N"]:
+    """Return the number of each image's group, from 0. Without groups, each image is a group of its own.
+
+    >>> group_numbers(3, ["b", "a", "b"]).tolist(), group_numbers(3, None).tolist()
+    ([1, 0, 1], [0, 1, 2])
+    """
+    if groups is None:
+        return np.arange(images)
+    _, numbers = np.unique(np.array(groups), return_inverse=True)
+    return numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +164,9 @@ class ScoredRows:
     def of(cls, records: Records, rows: Int[ndarray, "N"], scores: Float[ndarray, "N C"]) -> "ScoredRows":
         """Return the scores of some rows of the records, with their labels and groups."""
         labels, known = records.states.labels_and_known(rows)
-        group = None if records.group is None else tuple(records.group[row] for row in rows)
+        group = None
+        if records.group is not None:
+            group = tuple(records.group[row] for row in rows)
         return cls(scores, labels, known, group)
 
     def __len__(self) -> int:
@@ -149,14 +180,23 @@ class ScoredRows:
     @property
     def raw_entries(self) -> Entries | None:
         """The same with the scores before calibration; None if the scores are not calibrated."""
-        return None if self.raw is None else checked(self.raw, self.labels, self.known)
+        if self.raw is None:
+            return None
+        return checked(self.raw, self.labels, self.known)
 
     def take(self, rows: Int[ndarray, "K"]) -> "ScoredRows":
         """Return a selection of the rows."""
-        group = None if self.group is None else tuple(self.group[row] for row in rows)
-        images = None if self.images is None else self.images[rows]
-        raw = None if self.raw is None else self.raw[rows]
-        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images, raw)
+        group = None
+        if self.group is not None:
+            group = tuple(self.group[row] for row in rows)
+        return ScoredRows(
+            scores=self.scores[rows],
+            labels=self.labels[rows],
+            known=self.known[rows],
+            group=group,
+            images=None if self.images is None else self.images[rows],
+            raw=None if self.raw is None else self.raw[rows],
+        )
 
     def aggregate(self, how: Aggregate) -> "ScoredRows":
         """Return one row per group of images, sorted by group name.
@@ -172,9 +212,10 @@ class ScoredRows:
         """
         if self.group is None:
             raise ValueError("rows without groups cannot be aggregated")
-        names, member = np.unique(np.array(self.group), return_inverse=True)
-        order = np.argsort(member, kind="stable")
-        sizes = np.bincount(member)
+        names, group = np.unique(np.array(self.group), return_inverse=True)
+        sizes = np.bincount(group)
+        # In this order, the rows of a group are adjacent; `reduceat` combines the rows from each start to the next.
+        order = np.argsort(group, kind="stable")
         starts = np.cumsum(sizes) - sizes
 
         def combine(scores: Float[ndarray, "N C"]) -> Float64[ndarray, "G C"]:
@@ -184,10 +225,15 @@ class ScoredRows:
             mean: Float64[ndarray, "G C"] = np.add.reduceat(ordered, starts) / sizes[:, None]
             return mean
 
-        raw = None if self.raw is None else combine(self.raw)
-        labels = np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts)
-        known = np.logical_or.reduceat(self.known[order], starts)
-        return ScoredRows(combine(self.scores), labels, known, tuple(names.tolist()), sizes, raw)
+        present = np.where(self.known, self.labels, 0)
+        return ScoredRows(
+            scores=combine(self.scores),
+            labels=np.maximum.reduceat(present[order], starts),
+            known=np.logical_or.reduceat(self.known[order], starts),
+            group=tuple(names.tolist()),
+            images=sizes,
+            raw=None if self.raw is None else combine(self.raw),
+        )
 
 
 class StoredScores(NamedTuple):
@@ -209,8 +255,14 @@ def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows, *, r
 
 def scores_content(paths: Sequence[Path | str], rows: ScoredRows) -> bytes:
     """Return the bytes of a file with the scores, labels and groups of images."""
-    arrays = {"paths": np.array(list(map(str, paths))), "scores": rows.scores, "labels": rows.labels}
-    arrays |= {"known": rows.known} | ({} if rows.group is None else {"group": np.array(rows.group)})
+    arrays = {
+        "paths": np.array([str(path) for path in paths]),
+        "scores": rows.scores,
+        "labels": rows.labels,
+        "known": rows.known,
+    }
+    if rows.group is not None:
+        arrays["group"] = np.array(rows.group)
     return arrays_file(arrays)
 
 
@@ -228,25 +280,34 @@ def read_scores(path: Path, *, root: Path | None = None, classes: int | None = N
     except UNREADABLE as error:
         problem = str(error) or type(error).__name__
         raise RunError(f"{path} cannot be read ({problem}); copy the file again, or train again") from error
+    paths = tuple(arrays["paths"].tolist())
+    labels = arrays["labels"].astype(np.float32)
     group = tuple(arrays["group"].tolist()) if "group" in arrays else None
-    rows = ScoredRows(arrays["scores"], arrays["labels"].astype(np.float32), arrays["known"], group)
-    return StoredScores(tuple(arrays["paths"].tolist()), rows)
+    return StoredScores(paths, ScoredRows(arrays["scores"], labels, arrays["known"], group))
 
 
 def _check(arrays: Mapping[str, ndarray], classes: int | None) -> None:
     """Raise `ValueError` if an array is missing or has a wrong type, shape or value."""
-    if missing := [key for key in KINDS if key not in arrays and key != "group"]:
-        raise ValueError(f"it has no array {missing[0]!r}")
-    scores, labels, known = arrays["scores"], arrays["labels"], arrays["known"]
+    for key in KINDS:
+        if key != "group" and key not in arrays:
+            raise ValueError(f"it has no array {key!r}")
+    scores = arrays["scores"]
+    labels = arrays["labels"]
+    known = arrays["known"]
     lengths = {len(array) for array in arrays.values()}
-    if not scores.shape == labels.shape == known.shape or len(lengths) > 1:
+    have_equal_shapes = scores.shape == labels.shape == known.shape
+    if not have_equal_shapes or len(lengths) > 1:
         raise ValueError("its arrays have different lengths")
     for key, array in arrays.items():
-        if array.dtype.kind not in KINDS[key] or array.ndim != DIMENSIONS.get(key, 2) or not array.size:
+        has_kind = array.dtype.kind in KINDS[key]
+        has_dimensions = array.ndim == DIMENSIONS.get(key, 2)
+        if not has_kind or not has_dimensions or array.size == 0:
             raise ValueError(f"{key} has the data type {array.dtype} and the shape {array.shape}")
-    if classes not in (None, scores.shape[1]):
-        raise ValueError(f"it has {counted(scores.shape[1], 'class', 'classes')}; the run has {classes}")
-    if not ((scores >= 0) & (scores <= 1)).all():
+    columns = scores.shape[1]
+    if classes is not None and columns != classes:
+        raise ValueError(f"it has {counted(columns, 'class', 'classes')}; the run has {classes}")
+    are_fractions = (scores >= 0) & (scores <= 1)  # False for NaN
+    if not are_fractions.all():
         raise ValueError("its scores are not between 0 and 1")
     if not np.isin(labels[known], (0, 1)).all():
         raise ValueError("its known labels are not 0 and 1")

@@ -38,8 +38,13 @@ class TrainingImages:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file. The paths are JSON, encoded as bytes."""
-        names = torch.frombuffer(bytearray(json.dumps(self.paths).encode()), dtype=torch.uint8)
-        tensors = {"features": self.features.half(), "labels": self.labels, "known": self.known, "paths": names}
+        encoded_paths = bytearray(json.dumps(self.paths).encode())
+        tensors = {
+            "features": self.features.half(),
+            "labels": self.labels,
+            "known": self.known,
+            "paths": torch.frombuffer(encoded_paths, dtype=torch.uint8),
+        }
         save_tensors(path, tensors)
 
     @classmethod
@@ -47,7 +52,8 @@ class TrainingImages:
         """Read the file that `save` wrote. If `classes` is given, the labels must have this number of columns."""
         try:
             tensors, _ = load_tensors(path)
-            paths = tuple(json.loads(bytes(tensors["paths"].tolist())))
+            encoded_paths = bytes(tensors["paths"].tolist())
+            paths = tuple(json.loads(encoded_paths))
             images = cls(paths, tensors["features"], tensors["labels"], tensors["known"])
             images._check(classes)
         except Exception as error:  # safetensors raises its own exceptions for a damaged file
@@ -59,13 +65,15 @@ class TrainingImages:
         if not all(isinstance(path, str) for path in self.paths):
             raise ValueError("its paths are not text")
         tensors = {"features": self.features, "labels": self.labels, "known": self.known}
-        matrices = all(tensor.ndim == 2 and len(tensor) == len(self.paths) for tensor in tensors.values())
-        if not matrices or self.labels.shape != self.known.shape:
+        have_row_per_path = all(tensor.ndim == 2 and len(tensor) == len(self.paths) for tensor in tensors.values())
+        if not have_row_per_path or self.labels.shape != self.known.shape:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             raise ValueError(f"its tensors have wrong shapes for {counted(len(self.paths), 'path')}: {shapes}")
-        if not self.features.is_floating_point() or {self.labels.dtype, self.known.dtype} != {torch.bool}:
+        have_boolean_labels = self.labels.dtype == self.known.dtype == torch.bool
+        if not self.features.is_floating_point() or not have_boolean_labels:
             raise ValueError("its features are not floating-point numbers, or its labels are not booleans")
-        if classes not in (None, columns := self.labels.shape[1]):
+        columns = self.labels.shape[1]
+        if classes is not None and columns != classes:
             raise ValueError(f"it has {counted(columns, 'class', 'classes')}; the run has {classes}")
 
     def nearest(self, features: Float[Tensor, "Q D"], k: int) -> tuple[Int64[Tensor, "Q K"], Float32[Tensor, "Q K"]]:
@@ -75,19 +83,26 @@ class TrainingImages:
         >>> images.nearest(torch.tensor([[0.1, 2.0]]), k=1)[0].tolist()
         [[1]]
         """
+        size = self.features.shape[1]
+        if features.shape[1] != size:
+            stored = counted(size, "number")
+            raise _damaged(f"its features have {stored}; those of the encoder have {features.shape[1]}")
         queries = normalize(features.float(), dim=1)
-        if queries.shape[1] != (size := self.features.shape[1]):
-            raise _damaged(f"its features have {counted(size, 'number')}; those of the encoder have {queries.shape[1]}")
-        parts = [queries @ normalize(block.float(), dim=1).T for block in torch.split(self.features, BLOCK)]
-        similarity = torch.cat(parts, dim=1)
+        similarities = []
+        for block in torch.split(self.features, BLOCK):
+            directions = normalize(block.float(), dim=1)
+            similarities.append(queries @ directions.T)
+        similarity = torch.cat(similarities, dim=1)  # (Q, N)
         if not similarity.isfinite().all():
             raise _damaged("its features are NaN or infinite")
         # A stable sort makes the order of ties, such as duplicates, independent of the machine.
-        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : min(k, len(self.paths))]
-        return order, similarity.gather(1, order)
+        order = similarity.sort(dim=1, descending=True, stable=True).indices
+        nearest = order[:, : min(k, len(self.paths))]
+        return nearest, similarity.gather(1, nearest)
 
 
 def _damaged(problem: str) -> RunError:
+    """Return an error about the file with the training images of a run."""
     return RunError(f"{NEIGHBORS}: {problem}; copy the file again, or train again")
 
 
@@ -97,7 +112,8 @@ def common_image_folder(paths: Sequence[str | Path]) -> Path:
     >>> common_image_folder(["photos/a/1.jpg", "photos/b/2.jpg"]).as_posix()
     'photos'
     """
-    return Path(os.path.commonpath([os.path.dirname(str(path)) or "." for path in paths]))  # noqa: PTH120
+    folders = [os.path.dirname(str(path)) or "." for path in paths]  # noqa: PTH120
+    return Path(os.path.commonpath(folders))
 
 
 def relative_path(path: str | Path, root: Path) -> str:
@@ -116,5 +132,6 @@ def cooccurrence(labels: Bool[Tensor, "N C"], known: Bool[Tensor, "N C"]) -> Int
     [[2, 1], [1, 1]]
     """
     present = (labels & known).double()
-    counts: Int64[np.ndarray, "C C"] = (present.T @ present).round().long().numpy()
+    pairs = present.T @ present
+    counts: Int64[np.ndarray, "C C"] = pairs.round().long().numpy()
     return counts
