@@ -307,11 +307,18 @@ def _blurred(tiles: UInt8[ndarray, "M T T"]) -> Float[ndarray, "M S S"]:
         batch = slice(start, start + IMAGES_AT_ONCE)
         pixels = reduced(tiles[batch], SIDE)
         for _ in range(BLURS):
-            padded = np.pad(pixels, ((0, 0), (1, 1), (1, 1)), mode="edge")
-            rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]  # weights 1, 2, 1 along each axis
-            pixels = (rows[:, :, :-2] + 2 * rows[:, :, 1:-1] + rows[:, :, 2:]) / 16
+            pixels = _smoothed(pixels)
         blurred[batch] = pixels
     return blurred
+
+
+def _smoothed(images: Float[ndarray, "R S S"]) -> Float[ndarray, "R S S"]:
+    """Average each pixel with its neighbors, with the weights 1, 2, 1 along each axis."""
+    padded = np.pad(images, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
+    total = rows[:, :, :-2] + 2 * rows[:, :, 1:-1] + rows[:, :, 2:]
+    smoothed: ndarray = total / 16
+    return smoothed
 
 
 @lru_cache
@@ -320,6 +327,8 @@ def _window() -> Float[ndarray, "S S"]:
 
     They are square roots, because a product of two weighted images has the weight twice.
     """
-    rise = np.sin(np.pi * (np.arange(SIDE, dtype=np.float32) + 0.5) / SIDE)
-    window: ndarray = np.sqrt(rise[:, None] * rise).astype(np.float32)
+    centers = np.arange(SIDE, dtype=np.float32) + 0.5  # in pixels
+    rise = np.sin(np.pi * centers / SIDE)
+    weights = rise[:, None] * rise
+    window: ndarray = np.sqrt(weights).astype(np.float32)
     return window

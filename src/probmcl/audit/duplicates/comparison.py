@@ -171,7 +171,8 @@ def _step(overlay: Overlay, other: Float[ndarray, "P S S"]) -> tuple[Float[ndarr
     agreement = covariance[:, 0, 1] / (norm[:, 0] * norm[:, 1])
     along_one = covariance[:, 2:, 0] / norm[:, :1]  # (P, 4): the derivatives projected on the images
     along_other = covariance[:, 2:, 1] / norm[:, 1:]
-    curvature = covariance[:, 2:, 2:] - along_one[:, :, None] * along_one[:, None]
+    explained = along_one[:, :, None] * along_one[:, None]  # (P, 4, 4)
+    curvature = covariance[:, 2:, 2:] - explained
     gradient = norm[:, :1] * (along_other - along_one * agreement[:, None])
     damping = EPSILON * np.trace(curvature, axis1=1, axis2=2) + np.float32(1e-6)
     damped = curvature + damping[:, None, None] * np.eye(4, dtype=np.float32)
@@ -214,11 +215,13 @@ def _overlay(one: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"]) -> Ove
     """Resample images at shifted and stretched positions, with bilinear interpolation."""
     side = one.shape[-1]
     shift, stretch = offset[:, ::2, None], offset[:, 1::2, None]  # (P, 2, 1): horizontal, vertical
-    source = ((1 + stretch) * _positions(side) + shift + 1) * np.float32(side / 2) - np.float32(0.5)  # (P, 2, S) pixels
+    source = (1 + stretch) * _positions(side) + shift  # (P, 2, S), from -1 to 1
+    source_pixel = (source + 1) * np.float32(side / 2) - np.float32(0.5)
     # A pixel extends half a pixel beyond its center; 0.01 is room for rounding.
-    inside = ((source > -0.51) & (source < side - 0.49)).astype(np.float32)
-    # The weight of a pixel decreases linearly from 1 to 0 with its distance from the source position.
-    weights = np.clip(source, 0, side - 1)[..., None] - np.arange(side, dtype=np.float32)  # (P, 2, S, S)
+    inside = ((source_pixel > -0.51) & (source_pixel < side - 0.49)).astype(np.float32)
+    # The weight of a pixel decreases linearly from 1 to 0 with its distance from the source.
+    nearest_source = np.clip(source_pixel, 0, side - 1)
+    weights = nearest_source[..., None] - np.arange(side, dtype=np.float32)  # (P, 2, S, S)
     np.abs(weights, out=weights)
     np.subtract(1, weights, out=weights)
     np.maximum(weights, 0, out=weights)
@@ -234,10 +237,13 @@ def _correlation(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndar
     """Return the correlation of the detail of both images over the overlap."""
     shared = overlay.rows * overlay.columns
     area = overlay.area[:, None, None]
-    detail = _detail(overlay, np.stack([overlay.pixels, other]), shared)
-    detail -= shared * (detail.sum(axis=(2, 3), keepdims=True) / area)
-    norm = np.sqrt((detail * detail).sum(axis=(2, 3))) + EPSILON
-    correlation: ndarray = (detail[0] * detail[1]).sum(axis=(1, 2)) / (norm[0] * norm[1])
+    images = np.stack([overlay.pixels, other])
+    detail = _detail(overlay, images, shared)
+    mean = detail.sum(axis=(2, 3), keepdims=True) / area
+    detail -= shared * mean
+    norm = np.sqrt((detail * detail).sum(axis=(2, 3))) + EPSILON  # (2, P)
+    product = (detail[0] * detail[1]).sum(axis=(1, 2))
+    correlation: ndarray = product / (norm[0] * norm[1])
     return correlation
 
 
@@ -267,7 +273,8 @@ def _blurred(overlay: Overlay, images: Float[ndarray, "2 P S S"], width: float) 
 @lru_cache
 def _positions(side: int) -> Float[ndarray, "S"]:
     """Return the pixel positions along one axis, from -1 to 1."""
-    return ((np.arange(side, dtype=np.float32) + 0.5) * 2 / side - 1).astype(np.float32)
+    centers = np.arange(side, dtype=np.float32) + 0.5  # in pixels
+    return (centers * 2 / side - 1).astype(np.float32)
 
 
 @lru_cache
@@ -355,10 +362,11 @@ class TileComparison:
     def _keys(self, pairs: CandidatePairs) -> list[bytes]:
         """Return the key of each pair in the cache."""
         columns = (pairs.ones.tolist(), pairs.others.tolist(), pairs.flipped.tolist())
-        return [
-            self.settings.cache.key(self.contents[one], self.contents[other], bytes([flipped]))
-            for one, other, flipped in zip(*columns, strict=True)
-        ]
+        keys: list[bytes] = []
+        for one, other, flipped in zip(*columns, strict=True):
+            key = self.settings.cache.key(self.contents[one], self.contents[other], bytes([flipped]))
+            keys.append(key)
+        return keys
 
     def _registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
         """Register the pairs in batches, in worker processes if there are many, and return their correlations."""

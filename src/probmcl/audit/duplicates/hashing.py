@@ -376,9 +376,12 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
     left = np.maximum(edges[:-1], margin)
     right = np.minimum(edges[1:], 1 - margin)
     inside = np.clip(right - left, 0, None) * SIZE  # (S,): the share of each pixel that is within the margins
-    position = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
-    waves = np.cos(np.pi * np.arange(FREQUENCIES)[:, None] * position) * inside
-    waves[1:] -= waves[1:].sum(axis=1, keepdims=True) * inside / inside.sum()
+    centers = (np.arange(SIZE) + 0.5) / SIZE
+    position = (centers - margin) / (1 - 2 * margin)  # from 0 to 1 within the margins
+    frequency = np.arange(FREQUENCIES)[:, None]
+    waves = np.cos(np.pi * frequency * position) * inside
+    surplus = waves[1:].sum(axis=1, keepdims=True)
+    waves[1:] -= surplus * inside / inside.sum()
     cosines: ndarray = waves.astype(np.float32)
     return cosines
 

@@ -227,10 +227,13 @@ def _near_pairs(
     """
     best: dict[tuple[int, int], NearPair] = {}
     for index in np.flatnonzero(correlation >= doubtful):
-        key = (rows[pairs.ones[index]], rows[pairs.others[index]])
+        one = rows[pairs.ones[index]]
+        other = rows[pairs.others[index]]
         value = float(correlation[index])
-        if key not in best or best[key].correlation < value:
-            best[key] = NearPair(*key, int(pairs.distances[index]), value, confirmed=value >= confirmed)
+        earlier = best.get((one, other))
+        if earlier is None or earlier.correlation < value:
+            distance = int(pairs.distances[index])
+            best[one, other] = NearPair(one, other, distance, value, confirmed=value >= confirmed)
     certain = [pair for pair in best.values() if pair.confirmed]
     uncertain = [pair for pair in best.values() if not pair.confirmed]
     most_similar = sorted(uncertain, key=lambda pair: -pair.correlation)[:MAX_DOUBTFUL]
@@ -281,11 +284,10 @@ class Leaks:
         identical = [_Leak(rows) for rows in self.exact]
         groups = [_Leak(rows, f": group {name!r}") for name, rows in self.groups.items()]
         copies = [_similar_leak(pair) for pair in self.confirmed]
-        return {
-            **self._described("identical files", identical, name_of),
-            **self._described("same group", groups, name_of),
-            **self._described("near-duplicates", copies, name_of),
-        }
+        described = self._described("identical files", identical, name_of)
+        described |= self._described("same group", groups, name_of)
+        described |= self._described("near-duplicates", copies, name_of)
+        return described
 
     def described_doubtful(self, name_of: Callable[[int], str]) -> dict[str, list[str]]:
         """Return the doubtful pairs by splits; `name_of` names the image of a row."""
@@ -349,11 +351,9 @@ def find_leaks(
     rows_of_group: dict[str, list[int]] = {}
     for row, group in enumerate(groups or ()):
         rows_of_group.setdefault(group, []).append(row)
+    exact_across = [rows for rows in exact if is_across(rows)]
+    groups_across = {group: tuple(rows) for group, rows in rows_of_group.items() if is_across(rows)}
     near_across = [pair for pair in near if is_across((pair.one, pair.other))]
-    return Leaks(
-        split,
-        exact=[rows for rows in exact if is_across(rows)],
-        groups={group: tuple(rows) for group, rows in rows_of_group.items() if is_across(rows)},
-        confirmed=[pair for pair in near_across if pair.confirmed],
-        doubtful=[pair for pair in near_across if not pair.confirmed],
-    )
+    confirmed = [pair for pair in near_across if pair.confirmed]
+    doubtful = [pair for pair in near_across if not pair.confirmed]
+    return Leaks(split, exact_across, groups_across, confirmed, doubtful)
