@@ -218,11 +218,11 @@ def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:
     counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
     if len(bad) == 1:
         [kind] = counts
-        meaning = f"skip the {kind} image"
+        images = f"{kind} image"
     else:
-        kinds = " and ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-        meaning = f"skip the {kinds} images"
-    return Reading(meaning, {"skip_bad": f"{_round_up(bad_share):g}"})
+        kinds = [f"{count:,} {kind}" for kind, count in sorted(counts.items())]
+        images = " and ".join(kinds) + " images"
+    return Reading(f"skip the {images}", {"skip_bad": f"{_round_up(bad_share):g}"})
 
 
 def _them(items: Sequence[object]) -> str:
