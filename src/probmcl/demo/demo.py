@@ -45,13 +45,9 @@ def demo_settings(records: Records) -> Settings:
     """Return the settings of the demo. All methods use the same encoder and number of views."""
     images = len(records.rows("train"))
     jobs = [_job(method, images) for method in METHODS]
-    return Settings(
-        method="demo",
-        jobs=tuple(jobs),
-        encoder=EncoderSettings("test_resnet", weights=None, image_size=64),
-        probe=ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
-        tune="all",
-    )
+    encoder = EncoderSettings("test_resnet", weights=None, image_size=64)
+    probe = ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0))
+    return Settings(method="demo", jobs=tuple(jobs), encoder=encoder, probe=probe, tune="all")
 
 
 def _job(method: str, images: int) -> TrainingJob:

@@ -223,7 +223,8 @@ def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple
     for split_number, (split, samples) in enumerate(load_handwriting().items()):
         for scene_number in range(counts[split]):
             rng = np.random.default_rng((seed, split_number, scene_number))
-            yield split, f"{split}_{scene_number:05d}.png", draw_scene(samples, rng, size)
+            scene = draw_scene(samples, rng, size)
+            yield split, f"{split}_{scene_number:05d}.png", scene
 
 
 def _write_tables(folder: Path, files: Sequence[_SceneFile]) -> None:
@@ -278,9 +279,9 @@ def _free_box(rng: Generator, size: int, taken: list[Box], tries: int = 40) -> B
 
 def _to_glyph(sample: Float[ndarray, "8 8"]) -> UInt8[ndarray, "20 20"]:
     """Pad a sample by one pixel, double its size, and sharpen its edges."""
-    padded = Image.fromarray(np.pad(sample, 1).astype(np.float32))
-    gray = np.asarray(padded.resize((20, 20), Image.Resampling.BICUBIC))
-    ink: Float[ndarray, "20 20"] = np.interp(gray, INK_LEVELS, (0, 255))
+    padded = np.pad(sample, 1).astype(np.float32)
+    doubled = Image.fromarray(padded).resize((20, 20), Image.Resampling.BICUBIC)
+    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(doubled), INK_LEVELS, (0, 255))
     return ink.astype(np.uint8)
 
 
@@ -306,7 +307,8 @@ def _rotate(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.
 def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> None:
     """Paste a digit in whichever of four random colors contrasts most with the background."""
     area = (box.left, box.top, box.right, box.bottom)
-    background = image.resize((1, 1), Image.Resampling.BOX, box=area).tobytes()  # the mean color: one RGB pixel
+    mean = image.resize((1, 1), Image.Resampling.BOX, box=area)
+    background = mean.tobytes()  # red, green and blue
     colors = rng.integers(*BRIGHT, size=(4, 3)).tolist()
     red, green, blue = max(colors, key=lambda color: math.dist(color, background))
     image.paste((red, green, blue), (box.left, box.top), ink)
@@ -315,8 +317,10 @@ def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> No
 def _canvas(rng: Generator, size: int) -> Image.Image:
     """Draw a dark color gradient with blobs and strokes as distractors."""
     ends = rng.uniform(*DARK, size=(2, 3))  # two colors
-    corners = ends[0] + rng.random((2, 2, 1)) * (ends[1] - ends[0])  # (2, 2, 3)
-    image = Image.fromarray(corners.astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
+    first, last = ends
+    corners = first + rng.random((2, 2, 1)) * (last - first)  # (2, 2, 3)
+    small = Image.fromarray(corners.astype(np.uint8))
+    image = small.resize((size, size), Image.Resampling.BICUBIC)
     base = ends.mean(axis=0)
     pen = ImageDraw.Draw(image)
     for blob in _clutter(rng, MAX_BLOBS, base, size):

@@ -154,7 +154,7 @@ def _sorted_neighbors(
 
 def _rotated(hashes: UInt64[ndarray, "M"], bits: int) -> UInt64[ndarray, "M"]:
     """Return the hashes with their bits rotated to the left."""
-    if bits == 0:  # a shift by all 64 bits is not defined
+    if bits == 0:  # the second shift would be by all 64 bits, which is not defined
         return hashes
     return hashes << np.uint64(bits) | hashes >> np.uint64(64 - bits)
 
@@ -215,6 +215,9 @@ def screen(
 ) -> Bool[ndarray, "P"]:
     """Return which pairs to register: for each image, the `MAX_PAIRS` pairs with the smallest residual.
 
+    `ones` and `others` are the rows of the first and the second image of each pair in `tiles`. `flipped` is true for a
+    pair whose second image has to be flipped.
+
     >>> rng = np.random.default_rng(0)
     >>> tiles = np.kron(rng.integers(0, 256, (7, 16, 16)), np.ones((4, 4))).astype(np.uint8)
     >>> tiles[6] = np.roll(tiles[0], 1, axis=1)
@@ -232,9 +235,11 @@ def screen(
 def _residuals(
     tiles: UInt8[ndarray, "M T T"], ones: Int[ndarray, "P"], others: Int[ndarray, "P"], flipped: Bool[ndarray, "P"]
 ) -> Float[ndarray, "P"]:
-    """Return the share of each second image, apart from its brightness, that the basis of the first cannot explain.
+    """Return the residual of each pair: the share of the second image that the basis of the first cannot explain.
 
-    The pairs are grouped by their first image, so that its basis is computed once.
+    The basis has the first image, its derivatives and the brightness (`_bases`); brightness does not count in the
+    share. The pairs are grouped by their first image, so that its basis is computed once. The arguments are those of
+    `screen`.
     """
     small = _blurred(tiles)
     flat = (small * _window()).reshape(len(tiles), SIDE * SIDE)
@@ -265,8 +270,8 @@ def _projected(
     mirrored = basis.reshape(SIDE, SIDE, 6)[:, ::-1].reshape(SIDE * SIDE, 6)  # instead of flipping each second image
     both_bases = np.concatenate([basis, mirrored], axis=1)  # (D, 12)
     # Small products, because BLAS computes large ones in several threads, which takes longer if the cores are busy.
-    products = -(-len(seconds) // ROWS_PER_PRODUCT)  # rounded up
-    batches = np.resize(seconds, (products, ROWS_PER_PRODUCT))  # repeats rows to fill the last batch
+    batch_count = -(-len(seconds) // ROWS_PER_PRODUCT)  # rounded up
+    batches = np.resize(seconds, (batch_count, ROWS_PER_PRODUCT))  # repeats rows to fill the last batch
     components = (flat[batches] @ both_bases).reshape(-1, 12)[: len(seconds)]
     chosen: ndarray = np.where(flipped[:, None], components[:, 6:], components[:, :6])
     return chosen

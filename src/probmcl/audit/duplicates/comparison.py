@@ -165,7 +165,7 @@ def _step(overlay: Overlay, other: Float[ndarray, "P S S"]) -> tuple[Float[ndarr
     Both follow from the covariances of the two images and the derivatives. The derivatives are projected orthogonally
     to the image, because a change in contrast must not count as a shift.
     """
-    covariance = _covariance(overlay, other)
+    covariance = _covariance(overlay, other)  # 0: the resampled image; 1: the other image; 2 to 5: the derivatives
     variances = covariance[:, (0, 1), (0, 1)]
     norm = np.sqrt(np.maximum(variances, 0)) + EPSILON  # (P, 2)
     agreement = covariance[:, 0, 1] / (norm[:, 0] * norm[:, 1])

@@ -131,7 +131,7 @@ def near_duplicates(
     """
     distinct = _distinct_rows(prints)
     hashes = [(prints[row].phash, prints[row].inner_phash) for row in distinct]
-    columns = np.array(hashes, dtype=np.uint64).reshape(-1, 2)  # also without images
+    columns = np.array(hashes, dtype=np.uint64).reshape(-1, 2)  # two columns also without images
     candidates = candidate_pairs(columns[:, 0], columns[:, 1])
     if not len(candidates.ones):
         if advance is not None:
@@ -153,9 +153,10 @@ def near_duplicates(
         write_tiles(tiles, [paths[row] for row in rows], contents, settings)
         comparison = TileComparison(tiles, contents, settings, step)
         coarse, fine = comparison.correlations(sample)
-        confirmed, doubtful = thresholds(np.where(np.isnan(fine), coarse, fine))
-        minimum = max(MIN_SIMILARITY.third, _unusual(coarse, COARSE_DEVIATIONS))
-        measured = comparison.correlations(pairs, minimum)
+        final = np.where(np.isnan(fine), coarse, fine)  # few random pairs are compared at full size
+        confirmed, doubtful = thresholds(final)
+        min_coarse = max(MIN_SIMILARITY.third, _unusual_correlation(coarse, COARSE_DEVIATIONS))
+        measured = comparison.correlations(pairs, min_coarse)
     return _near_pairs(rows, pairs, measured.fine, confirmed, doubtful)
 
 
@@ -184,15 +185,15 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
     >>> 0.98 < doubtful < confirmed < 1
     True
     """
-    confirmed = max(CONFIRMED, _unusual(sample, CONFIRMED_DEVIATIONS))
-    doubtful = max(DOUBTFUL, _unusual(sample, DOUBTFUL_DEVIATIONS))
+    confirmed = max(CONFIRMED, _unusual_correlation(sample, CONFIRMED_DEVIATIONS))
+    doubtful = max(DOUBTFUL, _unusual_correlation(sample, DOUBTFUL_DEVIATIONS))
     return confirmed, doubtful
 
 
-def _unusual(sample: Float[ndarray, "K"], deviations: float) -> float:
+def _unusual_correlation(sample: Float[ndarray, "K"], deviations: float) -> float:
     """Return the correlation a number of robust standard deviations above the median; 0 for an empty sample.
 
-    The deviations are those of log(1 - correlation).
+    The deviations are those of log(1 - correlation), which is low for a high correlation.
     """
     if not len(sample):
         return 0.0
@@ -301,10 +302,10 @@ class Leaks:
             first_row: dict[str, int] = {}
             for row in leak.rows:
                 first_row.setdefault(self.split[row], row)
-            splits = [split for split in SPLITS if split in first_row]
-            for one, other in combinations(splits, 2):
-                images = f"{name_of(first_row[one])} ({one}) and {name_of(first_row[other])} ({other})"
-                described.setdefault(f"{kind} in {one} and {other}", []).append(f"{images}{leak.detail}")
+            image_in = {split: f"{name_of(first_row[split])} ({split})" for split in SPLITS if split in first_row}
+            for one, other in combinations(image_in, 2):
+                text = f"{image_in[one]} and {image_in[other]}{leak.detail}"
+                described.setdefault(f"{kind} in {one} and {other}", []).append(text)
         return described
 
 
