@@ -231,6 +231,7 @@ def audit_data(
     splits = audit.splits
     readable = splits.records.with_note(splits.note)
     content = _complete_statistics(audit, readable)
+    # A note says how probmcl made the splits. It keeps copies together, so only copies in given splits are findings.
     splits_are_given = splits.note in ("", NOT_SPLIT) or checks.split_file is not None
     duplicates = audit.duplicates if splits_are_given else None
     return DataAudit(data, (*audit.findings, *findings(readable, content, duplicates)), content)
