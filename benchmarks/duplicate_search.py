@@ -30,7 +30,8 @@ def _cpu() -> float:
 
 def main() -> None:
     """Search the folder given as the first argument, with the number of workers given as the second."""
-    paths, options = sorted(Path(sys.argv[1]).iterdir()), {"workers": int(sys.argv[2])}
+    paths = sorted(Path(sys.argv[1]).iterdir())
+    options: dict[str, Any] = {"workers": int(sys.argv[2])}
     try:
         modules = [importlib.import_module(f"probmcl.audit.duplicates.{name}") for name in ("hashing", "search")]
         opened = importlib.import_module("probmcl.audit.duplicates.hashing").open_results(None)
@@ -39,6 +40,8 @@ def main() -> None:
         opened = nullcontext()
     with opened as cache:
         options |= {"cache": cache} if cache else {}
+        if hasattr(modules[0], "SearchSettings"):  # other versions take each setting by its name
+            options = {"settings": modules[0].SearchSettings(**options)}
         prints, reading = timed(lambda: modules[0].fingerprints(paths, **options))
         near, search = timed(lambda: modules[1].near_duplicates(paths, prints, **options))
     total = {clock: reading[clock] + search[clock] for clock in search}

@@ -24,7 +24,7 @@ from PIL import Image
 
 from lookalike_sets import radiograph, tissue
 from probmcl.audit.duplicates.candidates import candidate_pairs
-from probmcl.audit.duplicates.hashing import TILE, Fingerprint, ResultCache, fingerprints
+from probmcl.audit.duplicates.hashing import TILE, Fingerprint, ResultCache, SearchSettings, fingerprints
 from probmcl.audit.duplicates.search import NearPair, exact_duplicates, near_duplicates
 from probmcl.data.images import read_image
 from rounds import alternate, median_ratio
@@ -105,8 +105,9 @@ def write_copy(path: Path, kind: str, folder: Path, rng: np.random.Generator) ->
 
 def _update(rates: Rates, paths: Sequence[Path], kinds: Sequence[str], workers: int) -> Rates:
     """Return the rates with the results of a round added; the copy of row k of K is row K + k."""
-    hashed = fingerprints(paths, workers=workers)
-    near = near_duplicates(paths, hashed, workers=workers)
+    settings = SearchSettings(workers=workers)
+    hashed = fingerprints(paths, settings)
+    near = near_duplicates(paths, hashed, settings)
     confirmed = {(pair.one, pair.other) for pair in near if pair.confirmed}
     candidates = _candidates(hashed)
     false_positives, doubtful = list(rates.false_positives), rates.doubtful
@@ -171,14 +172,14 @@ def cost(paths: Sequence[Path], workers: int, rounds: int, folder: Path) -> None
 
     def compute_fingerprints() -> float:
         start = time.perf_counter()
-        fingerprints(paths, cache=empty_cache())
+        fingerprints(paths, SearchSettings(cache=empty_cache()))
         return time.perf_counter() - start
 
     def search() -> float:
         cache = empty_cache()
-        hashed = fingerprints(paths, workers=workers, cache=cache)
+        hashed = fingerprints(paths, SearchSettings(workers=workers, cache=cache))
         start = time.perf_counter()
-        near_duplicates(paths, hashed, cache=cache)
+        near_duplicates(paths, hashed, SearchSettings(cache=cache))
         return time.perf_counter() - start
 
     times = alternate(
@@ -186,7 +187,7 @@ def cost(paths: Sequence[Path], workers: int, rounds: int, folder: Path) -> None
     )
     for name in ("fingerprints", "near duplicates"):
         print(f"{len(paths):,} images: {name} {median_ratio(times[name], times['read']):.2f} times as long as reading")
-    sets = exact_duplicates(fingerprints(paths, workers=workers))
+    sets = exact_duplicates(fingerprints(paths, SearchSettings(workers=workers)))
     print(f"exact duplicates: {len(sets)} sets; one process")
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.images import colored_records
-from probmcl.audit.duplicates.hashing import fingerprints
+from probmcl.audit.duplicates.hashing import SearchSettings, fingerprints
 from probmcl.audit.findings import BadImage, Finding, bad_images, findings, unusable, without_bad
 from probmcl.audit.statistics import AuditStatistics, Imbalance, LabelCounts, SplitCounts
 from probmcl.data.images import read_image
@@ -65,7 +65,7 @@ def test_bad_images_of_every_split_are_found(tmp_path: Path) -> None:
 def test_workers_find_the_same_bad_images(tmp_path: Path, start_method: str) -> None:
     records = sixty_seven_images(tmp_path)
     corrupt_three(records)
-    assert bad_images(records, fingerprints(records.paths, workers=2)) == decoded(records)
+    assert bad_images(records, fingerprints(records.paths, SearchSettings(workers=2))) == decoded(records)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -98,7 +98,8 @@ def test_interrupt_stops_the_workers_without_extra_tracebacks(tmp_path: Path) ->
         "from probmcl.audit.duplicates import hashing\n"
         "def slow(path, size, intensity): time.sleep(0.05); raise hashing.ImageError(path, 'slow')\n"
         "hashing.read_image = slow\n"
-        "hashing.fingerprints([Path('a')] * 20_000, workers=2, advance=lambda n: print(n, flush=True))\n"
+        "settings = hashing.SearchSettings(workers=2)\n"
+        "hashing.fingerprints([Path('a')] * 20_000, settings, advance=lambda n: print(n, flush=True))\n"
     )
     script = [sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probmcl.audit.duplicates.hashing import ResultCache, fingerprints, image_fingerprint
+from probmcl.audit.duplicates.hashing import ResultCache, SearchSettings, fingerprints, image_fingerprint
 from probmcl.data.images import read_image
 from probmcl.data.jpeg_damage import jpeg_damage, scan_count
 
@@ -251,4 +251,4 @@ def test_damage_is_part_of_the_fingerprint_and_cached(tmp_path: Path) -> None:
     expected = [None, TOO_SHORT, None]
     assert [image_fingerprint(path).damage for path in paths] == expected
     for _ in range(2):
-        assert [found.damage for found in fingerprints(paths, cache=cache)] == expected
+        assert [found.damage for found in fingerprints(paths, SearchSettings(cache=cache))] == expected

@@ -17,7 +17,7 @@ import pytest
 from numpy import ndarray
 from PIL import Image
 
-from probmcl.audit.duplicates.hashing import fingerprints
+from probmcl.audit.duplicates.hashing import SearchSettings, fingerprints
 from probmcl.audit.findings import bad_images, without_bad
 from probmcl.data import pixels
 from probmcl.data.image_files import FORMATS, IMAGE_SUFFIXES
@@ -222,7 +222,7 @@ def test_pixel_limit_applies_to_the_decoded_size(tmp_path: Path, monkeypatch: py
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_exactly_the_broken_files_are_bad_images(folder: Path, workers: int) -> None:
     before, everything = state_of(folder), records(folder)
-    bad = bad_images(everything, fingerprints(everything.paths, workers=workers))
+    bad = bad_images(everything, fingerprints(everything.paths, SearchSettings(workers=workers)))
     assert [image.path.name for image in bad] == [file.name for file in BAD]
     kept = without_bad(everything, bad, share=0.6)
     assert [path.name for path in kept.paths] == [file.name for file in GOOD]

@@ -58,7 +58,11 @@ def audit_verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "b
     'warnings'
     """
     levels = {finding.level for finding in findings}
-    return "blocked" if "blocked" in levels else "warnings" if "warning" in levels else "fine"
+    if "blocked" in levels:
+        return "blocked"
+    if "warning" in levels:
+        return "warnings"
+    return "fine"
 
 
 class BadImage(NamedTuple):
@@ -76,8 +80,11 @@ def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Ba
     >>> bad_images(records, [Fingerprint(None, (4, 3)), Fingerprint("the file is empty")])
     [BadImage(row=1, path=PosixPath('b.jpg'), reason='the file is empty')]
     """
-    reasons = enumerate(fingerprint.reason for fingerprint in fingerprints)
-    return [BadImage(row, records.paths[row], reason) for row, reason in reasons if reason is not None]
+    return [
+        BadImage(row, records.paths[row], image.reason)
+        for row, image in enumerate(fingerprints)
+        if image.reason is not None
+    ]
 
 
 def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
@@ -98,10 +105,11 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
     skipping = _skipping(records, bad, share)
     if skipping.blocked:
         title = f"{len(bad):,} of {counted(len(records), 'image')} cannot be used{skipping.note}:"
-        raise DataError(
-            "\n".join([title, *listed(_described(records, bad)), f"repair or remove {_them(bad)}{skipping.remedy}"])
-        )
-    return records.take(usable_rows(records, bad)) if bad else records
+        remedy = f"repair or remove {_them(bad)}{skipping.remedy}"
+        raise DataError("\n".join([title, *listed(_described(records, bad)), remedy]))
+    if not bad:
+        return records
+    return records.take(usable_rows(records, bad))
 
 
 def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
@@ -116,28 +124,28 @@ def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> 
     """
     missing = _described(records, [image for image in bad if image.reason == MISSING])
     unreadable = _described(records, [image for image in bad if image.reason != MISSING])
-    found, total, skipping = len(records) - len(missing), len(records), _skipping(records, bad, share)
-    parts: list[tuple[Kind, str, str, list[str]]] = [
-        (
-            "missing",
-            f"{found:,} of {counted(total, 'image')} found, {len(missing):,} missing",
-            "add the file" if len(missing) == 1 else "add the files",
-            missing,
-        ),
-        (
-            "unreadable",
-            f"{len(unreadable):,} of {counted(total, 'image')} cannot be read",
-            f"repair or remove {_them(unreadable)}",
-            unreadable,
-        ),
-    ]
-    level: Level = "blocked" if skipping.blocked else "warning"
+    images = counted(len(records), "image")
+    skipping = _skipping(records, bad, share)
     findings = []
-    for kind, title, action, items in parts:
-        remedy = [f"{action}{skipping.remedy}"] if skipping.blocked else []
-        text = "\n".join([f"{title}{skipping.note}:", *listed(items), *remedy])
-        findings.append(Finding(level, kind, text, tuple(items), skipping.readings))
-    return [finding for finding in findings if finding.items]
+    if missing:
+        found = len(records) - len(missing)
+        title = f"{found:,} of {images} found, {len(missing):,} missing"
+        action = "add the file" if len(missing) == 1 else "add the files"
+        findings.append(_unusable_finding("missing", title, missing, action, skipping))
+    if unreadable:
+        title = f"{len(unreadable):,} of {images} cannot be read"
+        action = f"repair or remove {_them(unreadable)}"
+        findings.append(_unusable_finding("unreadable", title, unreadable, action, skipping))
+    return findings
+
+
+def _unusable_finding(kind: Kind, title: str, items: Sequence[str], action: str, skipping: "_Skipping") -> Finding:
+    """Return a finding about bad images: a warning if they are skipped; otherwise it blocks training."""
+    lines = [f"{title}{skipping.note}:", *listed(items)]
+    if not skipping.blocked:
+        return Finding("warning", kind, "\n".join(lines), tuple(items), skipping.readings)
+    lines.append(f"{action}{skipping.remedy}")
+    return Finding("blocked", kind, "\n".join(lines), tuple(items), skipping.readings)
 
 
 def damaged(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Finding]:
@@ -150,22 +158,35 @@ def damaged(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Findi
       b.jpg: Corrupt JPEG data: premature end of data segment
     look at it, and replace or remove it
     """
-    damages = enumerate(fingerprint.damage for fingerprint in fingerprints)
-    items = [f"{records.where(row)}: {damage}" for row, damage in damages if damage is not None]
+    items = [
+        f"{records.where(row)}: {image.damage}" for row, image in enumerate(fingerprints) if image.damage is not None
+    ]
     if not items:
         return []
-    verb, part = ("is", "a part of it is") if len(items) == 1 else ("are", "parts of them are")
-    title = f"{len(items):,} of {counted(len(records), 'image')} {verb} damaged, so {part} gray or wrong:"
-    text = "\n".join([title, *listed(items), f"look at {_them(items)}, and replace or remove {_them(items)}"])
+    if len(items) == 1:
+        effect = "is damaged, so a part of it is gray or wrong"
+    else:
+        effect = "are damaged, so parts of them are gray or wrong"
+    title = f"{len(items):,} of {counted(len(records), 'image')} {effect}:"
+    remedy = f"look at {_them(items)}, and replace or remove {_them(items)}"
+    text = "\n".join([title, *listed(items), remedy])
     return [Finding("warning", "damaged", text, tuple(items))]
 
 
 def _described(records: Records, bad: Sequence[BadImage]) -> list[str]:
+    """Return a line for each bad image: where it is, and why it cannot be used."""
     return [f"{records.where(image.row)}: {image.reason}" for image in bad]
 
 
 class _Skipping(NamedTuple):
-    """Whether bad images block training, a note for the title, the end of the remedy, and the option to skip them."""
+    """Whether training skips the bad images or is blocked by them.
+
+    Attributes:
+        blocked: true if they block training.
+        note: the end of a finding's title, about the option `skip_bad`; it may be empty.
+        remedy: the end of a finding's remedy; empty if only repairing or removing the images helps.
+        readings: the option that skips the images, if there is one.
+    """
 
     blocked: bool
     note: str
@@ -174,32 +195,49 @@ class _Skipping(NamedTuple):
 
 
 def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) -> _Skipping:
+    """Decide whether to skip the bad images, given the share that `skip_bad` allows; None allows no bad image."""
     bad_share = len(bad) / max(len(records), 1)
-    usable = {records.split[row] for row in usable_rows(records, bad)}
-    lost = [split for split in SPLITS if split in records.split and split not in usable]
-    allowed = not bad or (share is not None and bad_share <= share)
-    if allowed and not lost:
+    is_allowed = not bad or (share is not None and bad_share <= share)
+    usable_splits = {records.split[row] for row in usable_rows(records, bad)}
+    emptied = [split for split in SPLITS if split in records.split and split not in usable_splits]
+    if is_allowed and not emptied:
         return _Skipping(False, " (skipped)")
-    note = "" if allowed or share is None else f", more than `skip_bad={share:g}` allows"
-    if lost:
-        return _Skipping(True, note, f"; without {_them(bad)} the {lost[0]} split would be empty" if usable else "")
+    note = ""
+    if not is_allowed and share is not None:
+        note = f", more than `skip_bad={share:g}` allows"
+    if not usable_splits:
+        return _Skipping(True, note)
+    if emptied:
+        return _Skipping(True, note, f"; without {_them(bad)} the {emptied[0]} split would be empty")
+    skip = _skip_option(bad, bad_share)
+    return _Skipping(True, note, f", or {skip.meaning} with `skip_bad={skip.options['skip_bad']}`", (skip,))
+
+
+def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:
+    """Return the option that skips these images, which are a share of all images, and what it does."""
     counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
-    named = " and ".join(f"{count:,} {kind}" if len(bad) > 1 else kind for kind, count in sorted(counts.items()))
-    option = Reading(
-        f"skip the {named} {'image' if len(bad) == 1 else 'images'}", {"skip_bad": f"{_round_up(bad_share):g}"}
-    )
-    return _Skipping(True, note, f", or {option.meaning} with `skip_bad={option.options['skip_bad']}`", (option,))
+    if len(bad) == 1:
+        [kind] = counts
+        images = f"{kind} image"
+    else:
+        kinds = [f"{count:,} {kind}" for kind, count in sorted(counts.items())]
+        images = " and ".join(kinds) + " images"
+    return Reading(f"skip the {images}", {"skip_bad": f"{_round_up(bad_share):g}"})
 
 
 def _them(items: Sequence[object]) -> str:
+    """Return the pronoun for the items in a message."""
     return "it" if len(items) == 1 else "them"
 
 
 def _round_up(share: float) -> float:
     """Round up to one significant digit; above 0.9, to 0.99, 0.999 and so on."""
-    digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]
-    nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]
-    return next((rounded for rounded in (*digits, *nines) if share <= rounded), nines[-1])
+    digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]  # 0.000001 to 0.9
+    nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]  # 0.99 to 0.999999
+    for rounded in (*digits, *nines):
+        if share <= rounded:
+            return rounded
+    return nines[-1]
 
 
 def findings(records: Records, content: AuditStatistics, given: Duplicates | None = None) -> Iterator[Finding]:
@@ -210,52 +248,61 @@ def findings(records: Records, content: AuditStatistics, given: Duplicates | Non
     yield from _image_findings(content)
     if given is not None:
         yield from _copies(records.split, given)
-    for text in records.origin.warnings if records.origin else ():
-        yield Finding("warning", "reading", text)
+    if records.origin is not None:
+        for text in records.origin.warnings:
+            yield Finding("warning", "reading", text)
     yield from _class_findings(content.per_class)
     imbalance = content.imbalance
     if imbalance is not None and imbalance.ratio > MAX_IMBALANCE:
-        more, fewer = f"{imbalance.most_positives:,}", f"{imbalance.least_positives:,}"
-        text = f"imbalance: {more} positives of {imbalance.most!r}, {fewer} of {imbalance.least!r}"
-        yield Finding("warning", "imbalance", text)
+        most = f"{imbalance.most_positives:,} positives of {imbalance.most!r}"
+        least = f"{imbalance.least_positives:,} of {imbalance.least!r}"
+        yield Finding("warning", "imbalance", f"imbalance: {most}, {least}")
     unknown = int((~records.states.any_known()).sum())
     if unknown:
         yield Finding("warning", "nothing_known", f"images without a known label: {unknown:,}")
 
 
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
+def _first_names(names: Sequence[str]) -> str:
+    """Return the first names of a list, for a message."""
+    shown = ", ".join(names[:LISTED])
+    if len(names) > LISTED:
+        shown += ", …"
+    return shown
 
 
 def _image_findings(content: AuditStatistics) -> Iterator[Finding]:
+    """Yield the warnings about nearly constant images, and about identical images with different labels."""
     constant = content.nearly_constant
     if constant:
         text = f"images of nearly uniform color: {len(constant):,}, for example {constant[0]}"
         yield Finding("warning", "nearly_constant", text, tuple(constant))
     conflicts = content.conflicting_labels
     if conflicts:
-        items = [f"{' and '.join(conflict.images)} ({_first(conflict.classes)})" for conflict in conflicts]
+        items = [f"{' and '.join(conflict.images)} ({_first_names(conflict.classes)})" for conflict in conflicts]
         text = f"identical images with different labels: {len(conflicts):,}, for example {items[0]}"
         yield Finding("warning", "conflicting_labels", text, tuple(items))
 
 
 def _copies(split: Sequence[str], duplicates: Duplicates) -> Iterator[Finding]:
     """Yield the number of copies within a split. Copies in different splits are leaks."""
-    exact = sum(len(rows) - len({split[row] for row in rows}) for rows in duplicates.exact)
+    exact = 0
+    for rows in duplicates.exact:
+        splits = {split[row] for row in rows}
+        exact += len(rows) - len(splits)  # one file of each split is the original
     near = sum(pair.confirmed and split[pair.one] == split[pair.other] for pair in duplicates.near)
     if exact:
-        yield Finding(
-            "note", "exact_duplicates", f"files with the same content as another file in their split: {exact:,}"
-        )
+        text = f"files with the same content as another file in their split: {exact:,}"
+        yield Finding("note", "exact_duplicates", text)
     if near:
         yield Finding("note", "near_duplicates", f"pairs of near-duplicate images within a split: {near:,}")
 
 
 def _class_findings(per_class: PerClass) -> Iterator[Finding]:
+    """Yield a warning for each problem with the labels of a class, with the names of all classes that have it."""
     for problem in CLASS_PROBLEMS:
         names = [name for name, counts in per_class.items() if problem.applies(counts)]
         if names:
-            text = f"classes {problem.text}: {len(names):,} ({_first(names)})"
+            text = f"classes {problem.text}: {len(names):,} ({_first_names(names)})"
             yield Finding("warning", problem.kind, text, tuple(names))
 
 
@@ -268,22 +315,27 @@ class ClassProblem(NamedTuple):
 
 
 def _has_few_in_train(counts: SplitCounts) -> bool:
+    """Return whether there are labels of one state in train, but too few to learn from."""
     return 0 < counts.train < MIN_TRAIN_LABELS
 
 
 def _is_only_outside_train(counts: SplitCounts) -> bool:
+    """Return whether val or test has labels of one state, but train has none."""
     return counts.train == 0 and counts.total > 0
 
 
 def _has_no_known_negative(counts: LabelCounts) -> bool:
+    """Return whether a class has positives, but no known negative in any split."""
     return counts.absent.total == 0 and counts.present.total > 0
 
 
 def _has_no_positive_to_test(counts: LabelCounts) -> bool:
+    """Return whether a class has positives in train, but none in test."""
     return counts.present.train > 0 and counts.present.test == 0
 
 
 def _has_no_negative_to_test(counts: LabelCounts) -> bool:
+    """Return whether all known labels of a class in test are positive, although it has negatives in train."""
     return counts.absent.train > 0 and counts.present.test > 0 and counts.absent.test == 0
 
 

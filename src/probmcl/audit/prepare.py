@@ -1,7 +1,7 @@
 """Preparation of data for a run or a check: reading, the audit, the splits, and what blocks a run."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -60,17 +60,20 @@ def split_records(
         if file is not None:
             fold_of = read_folds(records, file, left_out=left_out)
         else:
+            # `DataChecks` requires a number of folds if there is a test fold and no file.
             fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
         result = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
         note = f"test is fold {checks.fold} of {fold_of.max()}, val taken from the other folds with seed {seed}"
         return SplitRecords(result, note, fold_of)
     if file is None:
         result = make_splits(records, seed=seed, together=together)
-        return SplitRecords(result, taken_from_train(records, result, seed))
+        note = taken_from_train(records, result, seed)
+        return SplitRecords(result, note)
     columns = load_spreadsheet(file, lambda names: "path" in names, most=0).columns
     if "fold" in columns and "split" not in columns:
         raise OptionError("split_file", file, "has folds; choose the test fold with `fold=K`")
-    return SplitRecords(read_splits(records, file, left_out=left_out), f"splits from {file}")
+    result = read_splits(records, file, left_out=left_out)
+    return SplitRecords(result, f"splits from {file}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,13 +119,14 @@ def prepare_data(
     console.print(describe(accepted.records))
     if decision.intensity is not None:
         console.print(str(decision.intensity))
-    unlabeled = records.origin.unlabeled if records.origin else ()
-    used = replace(source, skipped=decision.skipped, leaks_allowed=decision.leaks, unlabeled=unlabeled)
+    unlabeled = () if records.origin is None else records.origin.unlabeled
+    used_source = replace(source, skipped=decision.skipped, leaks_allowed=decision.leaks, unlabeled=unlabeled)
+    fold_of = None if decision.fold_of is None else np.array(decision.fold_of)
     return PreparedData(
         accepted.records,
-        used.with_roots(records.paths.texts),
+        used_source.with_roots(records.paths.texts),
         intensity=decision.intensity,
-        fold_of=None if decision.fold_of is None else np.array(decision.fold_of),
+        fold_of=fold_of,
         warnings=tuple(RunWarning("leak", text) for text in decision.leaks),
         duplicates=decision.duplicates,
         signatures=accepted.signatures,
@@ -131,7 +135,17 @@ def prepare_data(
 
 @dataclass(frozen=True)
 class _Decision:
-    """The decision of an audit about data that it accepts, which rank 0 broadcasts."""
+    """The decision of an audit that accepts the data. With several processes, rank 0 broadcasts it.
+
+    Attributes:
+        skipped: the images that cannot be used.
+        split: the split of every readable image.
+        note: how the splits were made; empty if the data define them.
+        intensity: the intensity range of 16-bit and float images; None if there are none.
+        fold_of: the fold of every readable image; None without folds.
+        leaks: a warning for each kind of leak that was allowed.
+        duplicates: the numbers of exact and near duplicates.
+    """
 
     skipped: tuple[SkippedImage, ...]
     split: tuple[Split, ...]
@@ -157,15 +171,17 @@ class _Accepted(NamedTuple):
 
 def _run_audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Accepted:
     """Audit the records in this process, and raise `DataError` if there is a blocking finding."""
-    before = stamps(records.paths)
+    stamps_before = stamps(records.paths)  # a file that changes during the audit then differs from its signature
     audit = _audit(records, checks, seed, workers, console)
-    _refuse_blocked(audit, console)
+    _refuse_blocked(audit)
+    _print_accepted(audit, console)
     decision = _decide(audit)
-    used = audit.splits.records.with_note(decision.note)
+    usable: Iterable[int] = range(len(records))
+    if audit.bad:
+        usable = usable_rows(records, audit.bad).tolist()
     digests = (image.content for image in audit.duplicates.fingerprints)
-    rows = usable_rows(records, audit.bad).tolist() if audit.bad else range(len(records))
-    signatures = sign((before[row] for row in rows), digests)
-    return _Accepted(used, decision, signatures)
+    signatures = sign((stamps_before[row] for row in usable), digests)
+    return _Accepted(audit.splits.records.with_note(decision.note), decision, signatures)
 
 
 def _audit_once(records: Records, audit: Callable[[], _Accepted]) -> _Accepted:
@@ -206,28 +222,35 @@ def audit_data(
         finding = Finding("blocked", "question", question.problem, readings=question.readings)
         return DataAudit(data, (finding,), AuditStatistics())
     except RepeatedRowsError as error:
+        finding = Finding("blocked", "data", str(error))
         repeated = RepeatedRows(error.same, error.different)
-        return DataAudit(data, (Finding("blocked", "data", str(error)),), AuditStatistics(repeated_rows=repeated))
+        return DataAudit(data, (finding,), AuditStatistics(repeated_rows=repeated))
     except DataError as error:
-        return DataAudit(data, (Finding("blocked", "data", str(error)),), AuditStatistics())
-    made = audit.splits.note not in ("", NOT_SPLIT) and checks.split_file is None
-    records = audit.splits.records.with_note(audit.splits.note)
-    content = _complete_statistics(audit, records)
-    problems = (*audit.findings, *findings(records, content, None if made else audit.duplicates))
-    return DataAudit(data, problems, content)
+        finding = Finding("blocked", "data", str(error))
+        return DataAudit(data, (finding,), AuditStatistics())
+    splits = audit.splits
+    readable = splits.records.with_note(splits.note)
+    content = _complete_statistics(audit, readable)
+    # A note says how probmcl made the splits. It keeps copies together, so only copies in given splits are findings.
+    splits_are_given = splits.note in ("", NOT_SPLIT) or checks.split_file is not None
+    duplicates = audit.duplicates if splits_are_given else None
+    return DataAudit(data, (*audit.findings, *findings(readable, content, duplicates)), content)
 
 
 def _complete_statistics(audit: "_Audit", records: Records) -> AuditStatistics:
     """Return the statistics of the readable `records`, how they were read and split, and the images left out."""
-    bad = [UnreadableImage(audit.records.where(image.row), image.reason) for image in audit.bad]
+    left_out = [UnreadableImage(audit.records.where(image.row), image.reason) for image in audit.bad]
+    missing = [image.image for image in left_out if image.reason == MISSING]
+    unreadable = [image for image in left_out if image.reason != MISSING]
+    levels = None if audit.intensity is None else str(audit.intensity)
     return replace(
         statistics(records, audit.duplicates),
         understood=str(records.origin or ""),
         split=audit.splits.note or "as given",
         summary=describe(records),
-        levels=None if audit.intensity is None else str(audit.intensity),
-        missing=[image.image for image in bad if image.reason == MISSING],
-        unreadable=[image for image in bad if image.reason != MISSING],
+        levels=levels,
+        missing=missing,
+        unreadable=unreadable,
     )
 
 
@@ -238,11 +261,20 @@ def read_again(
     data: Path | str | None = None,
     images: Path | str | None = None,
 ) -> Records:
-    """Read the data of an earlier run, with the splits that it saved, from where it names them or the user does."""
+    """Read the data of an earlier run, with the splits that it saved.
+
+    Args:
+        source: the data of the run, and how it read them.
+        split_file: the splits that the run saved.
+        console: prints messages.
+        data: where the data are now; None if they are where the run names them.
+        images: the folder of the images, if it has changed.
+    """
     if data is None:
         records = read_recorded(source.with_changes(images, ReadOptions()), console)
     else:
-        records = read_source(replace(DataSource.of(data, images, source.options), skipped=source.skipped))
+        moved = replace(DataSource.of(data, images, source.options), skipped=source.skipped)
+        records = read_source(moved)
     return read_splits(records, split_file)
 
 
@@ -257,10 +289,11 @@ def refuse_empty_splits(records: Records) -> None:
 def refuse_unscorable(records: Records) -> None:
     """Raise `DataError` if a split is empty, or if no class can be scored on val or test."""
     refuse_empty_splits(records)
-    for split in SPLITS[1:]:
+    for split in ("val", "test"):
         labels, known = records.states.labels_and_known(records.rows(split))
-        present, absent = (((labels == value) & known).any(axis=0) for value in (1, 0))
-        if not (present & absent).any():
+        has_positive = ((labels == 1) & known).any(axis=0)
+        has_negative = ((labels == 0) & known).any(axis=0)
+        if not (has_positive & has_negative).any():
             images = counted(len(labels), f"{split} image")
             raise DataError(f"no class has both a positive and a negative in {images}; change the split")
 
@@ -291,76 +324,101 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
         readable = records.take(rows)
         duplicates = duplicates.take(rows)
     with console.working("splitting the images"):
-        splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
-    damages = damaged(readable, duplicates.fingerprints)
-    problems = [*unusable(records, bad, checks.skip_bad), *damages, *problems]
+        left_out = [image.path for image in bad]
+        splits, split_findings = _split(readable, checks, seed, duplicates.together(), left_out)
+    problems = [
+        *unusable(records, bad, checks.skip_bad),
+        *damaged(readable, duplicates.fingerprints),
+        *split_findings,
+    ]
     if len(readable):
-        split, group = splits.records.split, splits.records.group
-        problems += _leak_findings(readable, find_leaks(split, group, *duplicates[1:]), checks.allow_leaks)
+        leaks = find_leaks(splits.records.split, splits.records.group, duplicates.exact, duplicates.near)
+        problems += _leak_findings(readable, leaks, checks.allow_leaks)
     return _Audit(records, intensity, duplicates, bad, splits, problems)
 
 
 def _split(
     readable: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
 ) -> tuple[SplitRecords, list[Finding]]:
-    """Split the readable images; return a finding if there are too few of them, or if a split is empty."""
+    """Split the readable images; return a finding if there are too few of them, or if a split is empty.
+
+    `together` are sets of rows that must be in one split, and `left_out` the images that cannot be read.
+    """
     try:
         splits = split_records(readable, checks, seed, together, left_out)
     except TooFewImagesError as error:
         return SplitRecords(readable, NOT_SPLIT), [Finding("blocked", "too_few_images", str(error))]
-    return splits, _empty_split_findings(splits.records, together) if len(readable) else []
+    if not len(readable):  # the finding about unusable images says it already
+        return splits, []
+    return splits, _empty_split_findings(splits.records, together)
 
 
-def _refuse_blocked(audit: _Audit, console: Console) -> None:
-    """Raise an error that lists all blocking findings; if there are none, print the others."""
+def _refuse_blocked(audit: _Audit) -> None:
+    """Raise an error that lists all blocking findings, if there are any."""
     blocked = [finding.text for finding in audit.findings if finding.level == "blocked"]
     if blocked:
         raise DataError("\n".join(blocked))
+
+
+def _print_accepted(audit: _Audit, console: Console) -> None:
+    """Print the findings of an audit without blocking ones."""
     for finding in audit.findings:
-        lines = [line for line in finding.text.split("\n") if finding.level == "warning" or not line.startswith(" ")]
-        console.print("\n".join(f"  {line}" for line in lines))  # the examples of a note are only shown by check
+        lines = finding.text.split("\n")
+        if finding.level == "note":
+            lines = [line for line in lines if not line.startswith(" ")]  # only `check` shows the examples of a note
+        console.print("\n".join(f"  {line}" for line in lines))
 
 
 def _decide(audit: _Audit) -> _Decision:
     """Return the decision of an audit without blocking findings."""
-    readable, note, fold_of = audit.splits
-    leaks = [finding.text for finding in audit.findings if finding.kind == "leak"]
+    splits = audit.splits
+    fold_of = None if splits.fold_of is None else tuple(splits.fold_of.tolist())
+    skipped = [SkippedImage(str(image.path), image.reason) for image in audit.bad]
+    leaks = [f"allowed by `allow_leaks`:\n{found.text}" for found in audit.findings if found.kind == "leak"]
     exact_copies = sum(len(rows) - 1 for rows in audit.duplicates.exact)
     near_copies = sum(pair.confirmed for pair in audit.duplicates.near)
     return _Decision(
-        skipped=tuple(SkippedImage(str(image.path), image.reason) for image in audit.bad),
-        split=readable.split,
-        note=note,
+        skipped=tuple(skipped),
+        split=splits.records.split,
+        note=splits.note,
         intensity=audit.intensity,
-        fold_of=None if fold_of is None else tuple(fold_of.tolist()),
-        leaks=tuple(f"allowed by `allow_leaks`:\n{text}" for text in leaks),
+        fold_of=fold_of,
+        leaks=tuple(leaks),
         duplicates={"exact": exact_copies, "near": near_copies},
     )
 
 
 def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -> list[Finding]:
+    """Return a finding if a split has no images; `together` are sets of rows that must be in one split."""
     empty = [split for split in SPLITS if split not in records.split]
     if not empty:
         return []
-    units = len(np.unique(units_of(records, together)))
     counts = ", ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
     text = f"no image is in the {' or '.join(empty)} split ({counts}), but every split needs images"
+    units = len(np.unique(units_of(records, together)))
     if units < len(SPLITS):
         text += f"; groups and duplicates are never divided, which leaves only {units} to distribute; add images"
-    else:
-        text += f"; assign images to {' and '.join(empty)}"
-        text += ', or let probmcl make the splits with `split_column=""`' * (len(records) >= MIN_TO_SPLIT)
+        return [Finding("blocked", "empty_split", text)]
+    text += f"; assign images to {' and '.join(empty)}"
+    if len(records) >= MIN_TO_SPLIT:
+        text += ', or let probmcl make the splits with `split_column=""`'
     return [Finding("blocked", "empty_split", text)]
 
 
 def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Finding]:
-    certain, doubtful = leaks.described(records.where), leaks.described_doubtful(records.where)
-    text, items = "\n".join(leak_lines(certain)), tuple(chain(*certain.values()))
-    accept = Reading("train despite the leaks", {"allow_leaks": "True"})
-    findings = [
-        Finding("warning", "leak", text, items)
-        if allowed
-        else Finding("blocked", "leak", f"{text}\n{REMEDY}", items, (accept,)),
-        Finding("note", "doubtful_leak", "\n".join(leak_lines(doubtful)), tuple(chain(*doubtful.values()))),
-    ]
-    return [finding for finding in findings if finding.items]
+    """Return a finding about the certain leaks, which block training unless they are allowed, and a doubtful one."""
+    findings = []
+    certain = leaks.described(records.where)
+    if certain:
+        text = "\n".join(leak_lines(certain))
+        items = tuple(chain.from_iterable(certain.values()))
+        if allowed:
+            findings.append(Finding("warning", "leak", text, items))
+        else:
+            accept = Reading("train despite the leaks", {"allow_leaks": "True"})
+            findings.append(Finding("blocked", "leak", f"{text}\n{REMEDY}", items, (accept,)))
+    doubtful = leaks.described_doubtful(records.where)
+    if doubtful:
+        items = tuple(chain.from_iterable(doubtful.values()))
+        findings.append(Finding("note", "doubtful_leak", "\n".join(leak_lines(doubtful)), items))
+    return findings

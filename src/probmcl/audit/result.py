@@ -37,10 +37,14 @@ class DataAudit:
             classes = counted(len(self.per_class), "class", "classes")
             lines.append(f"  {counted(self.images, 'image')}, {classes}; {splits}")
         counts = Counter(finding.level for finding in self.findings)
-        levels = [f"{count} {level}{'s' * (count > 1 and level != 'blocked')}" for level, count in counts.items()]
-        lines.append(f"  findings: {', '.join(levels) or 'none'}")
-        titles = [f"{finding.level}: {finding.text.splitlines()[0].rstrip(':')}" for finding in self.findings]
-        return "\n".join([*lines, *(f"  {line}" for line in listed(titles))])
+        levels = ", ".join(_counted_level(level, count) for level, count in counts.items())
+        lines.append(f"  findings: {levels or 'none'}")
+        titles = []
+        for finding in self.findings:
+            title = finding.text.splitlines()[0].rstrip(":")
+            titles.append(f"{finding.level}: {title}")
+        lines += [f"  {line}" for line in listed(titles)]
+        return "\n".join(lines)
 
     @property
     def verdict(self) -> Literal["fine", "warnings", "blocked"]:
@@ -65,7 +69,9 @@ class DataAudit:
     @property
     def splits(self) -> Mapping[str, int]:
         """The number of images in train, val and test."""
-        return {} if self.statistics.is_empty else asdict(self.statistics.splits)
+        if self.statistics.is_empty:
+            return {}
+        return asdict(self.statistics.splits)
 
     @property
     def per_class(self) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
@@ -101,3 +107,9 @@ class DataAudit:
     def to_json(self, path: Path | str) -> None:
         """Write everything as JSON; an existing file is overwritten."""
         write_json(Path(path), self.to_dict())
+
+
+def _counted_level(level: str, count: int) -> str:
+    """Return the number of findings with a level, for a message: "blocked" has no plural."""
+    plural = "" if count == 1 or level == "blocked" else "s"
+    return f"{count} {level}{plural}"

@@ -60,8 +60,11 @@ class Imbalance:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the imbalance in JSON form: each class is a pair of its name and its positives."""
-        most, least = [self.most, self.most_positives], [self.least, self.least_positives]
-        return {"most": most, "least": least, "ratio": self.ratio}
+        return {
+            "most": [self.most, self.most_positives],
+            "least": [self.least, self.least_positives],
+            "ratio": self.ratio,
+        }
 
 
 @dataclass(frozen=True)
@@ -187,11 +190,13 @@ class AuditStatistics(Mapping[str, Any]):
 
     @cached_property
     def _json_form(self) -> dict[str, Any]:
+        """The content of the mapping, as it is written to JSON."""
         content = asdict(self)
         repeated_rows: dict[str, Any] | None = content.pop("repeated_rows")
         if self.is_empty:
             return repeated_rows or {}
-        content["imbalance"] = None if self.imbalance is None else self.imbalance.to_dict()
+        if self.imbalance is not None:
+            content["imbalance"] = self.imbalance.to_dict()
         return content
 
     def __getitem__(self, key: str) -> Any:
@@ -207,20 +212,23 @@ class AuditStatistics(Mapping[str, Any]):
 def statistics(records: Records, duplicates: Duplicates) -> AuditStatistics:
     """Return the counts, sizes and duplicates of readable images."""
     images = duplicates.fingerprints
-    images_of_split = [len(records.rows(split)) for split in SPLITS]
+    images_of_split = {split: len(records.rows(split)) for split in SPLITS}
+    groups = None if records.group is None else len(set(records.group))
     per_class = _per_class(records)
     present = records.states.present()
-    positives_per_image = np.diff(present.indptr)
+    positives_per_image = np.diff(present.indptr)  # a row of the sparse matrix has one entry per positive
+    images_without_labels = int((positives_per_image == 0).sum())
+    labels_per_image = present.nnz / max(len(records), 1)
     nearly_constant = [row for row, image in enumerate(images) if image.nearly_constant]
     conflicts = [_conflict(records, rows) for rows in duplicates.exact]
     return AuditStatistics(
         images=len(records),
         classes=len(records.label_space),
-        splits=SplitCounts(*images_of_split),
-        groups=None if records.group is None else len(set(records.group)),
+        splits=SplitCounts(**images_of_split),
+        groups=groups,
         per_class=per_class,
-        images_without_labels=int((positives_per_image == 0).sum()),
-        labels_per_image=present.nnz / max(len(records), 1),
+        images_without_labels=images_without_labels,
+        labels_per_image=labels_per_image,
         not_known=1 - records.states.known_share(),
         imbalance=_imbalance(per_class),
         together=_cooccurrences(records),
@@ -233,62 +241,71 @@ def statistics(records: Records, duplicates: Duplicates) -> AuditStatistics:
 
 
 def _names(records: Records, rows: Sequence[int]) -> list[str]:
+    """Return the images of these rows as messages name them: by path, and by table row if there is a table."""
     return [records.where(row) for row in rows]
 
 
 def _per_class(records: Records) -> PerClass:
-    counts_of_split = [records.states.take(records.rows(split)).settled_counts() for split in SPLITS]
+    """Return the number of images of each class, by the state of its label and by split."""
+    counts_of_split = {split: records.states.take(records.rows(split)).settled_counts() for split in SPLITS}
 
-    def counts(state: State, column: int) -> SplitCounts:
-        numbers = [int(of_state[state, column]) for of_state in counts_of_split]
-        return SplitCounts(*numbers)
+    def split_counts(state: State, column: int) -> SplitCounts:
+        numbers = {split: int(counts[state, column]) for split, counts in counts_of_split.items()}
+        return SplitCounts(**numbers)
 
     per_class = {}
     for column, name in enumerate(records.label_space.names):
         per_class[name] = LabelCounts(
-            absent=counts(State.ABSENT, column),
-            present=counts(State.PRESENT, column),
-            unknown=counts(State.UNKNOWN, column),
-            uncertain=counts(State.UNCERTAIN, column),
+            absent=split_counts(State.ABSENT, column),
+            present=split_counts(State.PRESENT, column),
+            unknown=split_counts(State.UNKNOWN, column),
+            uncertain=split_counts(State.UNCERTAIN, column),
         )
     return per_class
 
 
 def _imbalance(per_class: PerClass) -> Imbalance | None:
     """Return the most and the least frequent of the classes with at least one positive."""
-    positives = {name: counts.present.total for name, counts in per_class.items() if counts.present.total}
+    positives = {name: counts.present.total for name, counts in per_class.items() if counts.present.total > 0}
     if not positives:
         return None
-    most = max(positives, key=positives.__getitem__)
-    least = min(positives, key=positives.__getitem__)
+    most = max(positives, key=lambda name: positives[name])
+    least = min(positives, key=lambda name: positives[name])
     return Imbalance(most, positives[most], least, positives[least])
 
 
 def _cooccurrences(records: Records) -> list[ClassPair]:
-    """Return the class pairs that co-occur most often."""
+    """Return the class pairs that co-occur most often, the most frequent first."""
     from scipy.sparse import triu
 
     names = records.label_space.names
     present = records.states.present().astype(np.int64)
     images_of_class = present.sum(axis=0)
-    pairs = triu(present.T @ present, k=1).tocoo()
-    order = np.argsort(-pairs.data, kind="stable")[:COOCCURRENCES]
+    images_of_pair = triu(present.T @ present, k=1).tocoo()  # each pair once, without the diagonal
+    order = np.argsort(-images_of_pair.data, kind="stable")[:COOCCURRENCES]
     most_frequent = []
-    for one, other, images in zip(pairs.row[order], pairs.col[order], pairs.data[order], strict=True):
-        rarer = min(images_of_class[one], images_of_class[other])
-        most_frequent.append(ClassPair([names[one], names[other]], int(images), float(images / rarer)))
+    for index in order:
+        one, other = images_of_pair.row[index], images_of_pair.col[index]
+        images = images_of_pair.data[index]
+        images_of_rarer = min(images_of_class[one], images_of_class[other])
+        share = float(images / images_of_rarer)
+        most_frequent.append(ClassPair([names[one], names[other]], int(images), share))
     return most_frequent
 
 
 def _sizes(readable: Sequence[Fingerprint]) -> ImageSizes:
+    """Return the range of the widths and heights, and the number of images in each mode, the most frequent first."""
     if not readable:
         return ImageSizes()
-    widths, heights = zip(*(image.size for image in readable), strict=True)
+    sizes = [image.size for image in readable]
+    widths = [width for width, _ in sizes]
+    heights = [height for _, height in sizes]
     modes = Counter(image.mode for image in readable)
     return ImageSizes(_side_lengths(widths), _side_lengths(heights), dict(modes.most_common()))
 
 
 def _side_lengths(lengths: Sequence[int]) -> SideLengths:
+    """Return the smallest, the median and the largest of these lengths."""
     return SideLengths(min(lengths), int(np.median(lengths)), max(lengths))
 
 
@@ -297,11 +314,12 @@ def _conflict(records: Records, rows: Sequence[int]) -> Conflict:
     labels, known = records.states.labels_and_known(np.array(rows))
     positive = ((labels == 1) & known).any(axis=0)
     negative = ((labels == 0) & known).any(axis=0)
-    classes = [records.label_space.names[k] for k in np.flatnonzero(positive & negative)]
+    classes = [records.label_space.names[column] for column in np.flatnonzero(positive & negative)]
     return Conflict(_names(records, rows), classes)
 
 
 def _similar_images(records: Records, pair: NearPair) -> SimilarImages:
+    """Return a pair of rows with the names and splits of its images."""
     rows = (pair.one, pair.other)
     return SimilarImages(
         images=_names(records, rows),

@@ -37,54 +37,62 @@ def run_demo(folder: Path, console: Console) -> Run:
         records = write_digits(data, train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1))
     source = DataSource.of(data / "labels.csv", None, ReadOptions())
     prepared = PreparedData.of(records, source)
-    return train_run(prepared, demo_settings(records), folder / "run", console, RunControl(test=all_candidates))
+    control = RunControl(test=all_candidates)  # by default, only the kept candidate and the frozen probe are tested
+    return train_run(prepared, demo_settings(records), folder / "run", console, control)
 
 
 def demo_settings(records: Records) -> Settings:
     """Return the settings of the demo. All methods use the same encoder and number of views."""
-    return Settings(
-        method="demo",
-        jobs=tuple(_job(method, len(records.rows("train"))) for method in METHODS),
-        encoder=EncoderSettings("test_resnet", weights=None, image_size=64),
-        probe=ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
-        tune="all",
-    )
+    images = len(records.rows("train"))
+    jobs = [_job(method, images) for method in METHODS]
+    encoder = EncoderSettings("test_resnet", weights=None, image_size=64)
+    probe = ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0))
+    return Settings(method="demo", jobs=tuple(jobs), encoder=encoder, probe=probe, tune="all")
 
 
 def _job(method: str, images: int) -> TrainingJob:
+    """Return the training of a method on this number of images, for as many epochs as `IMAGES_SEEN` allows."""
     n_views = find_method(method).n_views
-    if IMAGES_SEEN % (images * n_views):
+    views_per_epoch = images * n_views
+    if IMAGES_SEEN % views_per_epoch:
         raise ValueError(
             f"scenes × views, {images} × {n_views}, must divide {IMAGES_SEEN:,}, the number of views per method"
         )
-    epochs = IMAGES_SEEN // (images * n_views)
+    epochs = IMAGES_SEEN // views_per_epoch
     training = Training(epochs=epochs, batch_size=128 // n_views, learning_rate=LEARNING_RATE)
     return TrainingJob(method, method_settings(method), training)
 
 
 def comparison(run: Run) -> list[dict[str, Any]]:
     """Return the scores of all tested classifiers in a run, as fractions."""
-    return [
-        {
+    rows = []
+    for candidate in run.candidates.values():
+        test = candidate.test
+        if test is None:
+            continue
+        row = {
             "classifier": candidate.name,
             "kept": candidate.id == run.kept.id,
             "validation_mAP": candidate.validation.mAP,
-            "mAP": candidate.test.mAP,
-            "chance": candidate.test.chance,
-            "macro_auroc": candidate.test.macro_auroc,
-            "CF1": candidate.test.at.half.CF1,
-            "OF1": candidate.test.at.half.OF1,
+            "mAP": test.mAP,
+            "chance": test.chance,
+            "macro_auroc": test.macro_auroc,
+            "CF1": test.at.half.CF1,
+            "OF1": test.at.half.OF1,
             "seconds": round(candidate.seconds, 1),
         }
-        for candidate in run.candidates.values()
-        if candidate.test is not None
-    ]
+        rows.append(row)
+    return rows
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-    """Return a table of the scores in percent."""
-    columns = [Column.of_names("classifier"), *map(Column, ("mAP", "AUROC", "CF1", "OF1", "seconds"))]
-    scores = ([percent(row[key]) for key in ("mAP", "macro_auroc", "CF1", "OF1")] for row in rows)
-    cells = [[row["classifier"], *texts, f"{row['seconds']:.0f}"] for row, texts in zip(rows, scores, strict=True)]
-    title = f"test scores in percent (chance mAP {percent(rows[0]['chance'])}), one seed, {IMAGES_SEEN:,} views"
+    """Return a table of the scores in percent; `rows` are those of `comparison`."""
+    columns = [Column.of_names("classifier")]
+    columns += [Column(header) for header in ("mAP", "AUROC", "CF1", "OF1", "seconds")]
+    cells = []
+    for row in rows:
+        scores = [percent(row[key]) for key in ("mAP", "macro_auroc", "CF1", "OF1")]
+        cells.append([row["classifier"], *scores, f"{row['seconds']:.0f}"])
+    chance = percent(rows[0]["chance"])
+    title = f"test scores in percent (chance mAP {chance}), one seed, {IMAGES_SEEN:,} views"
     return to_rich(Table(title, columns, cells, LEGEND, framed=True))

@@ -7,9 +7,10 @@ no samples and, judging by the order of the file, no writers.
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -58,6 +59,16 @@ class Box:
     top: int
     side: int
 
+    @property
+    def right(self) -> int:
+        """The first column to the right of the square."""
+        return self.left + self.side
+
+    @property
+    def bottom(self) -> int:
+        """The first row below the square."""
+        return self.top + self.side
+
 
 @dataclass(frozen=True)
 class PlacedDigit:
@@ -91,10 +102,11 @@ def load_handwriting() -> dict[Split, Handwriting]:
 
     file = load_digits()
     glyphs = np.stack([_to_glyph(sample) for sample in file.images])
-    return {
-        split: Handwriting(glyphs[start:stop], file.target[start:stop], np.arange(start, stop))
-        for split, start, stop in zip(SPLITS, FIRST_ROWS, (*FIRST_ROWS[1:], ROWS), strict=True)
-    }
+    handwriting: dict[Split, Handwriting] = {}
+    for split, start, stop in zip(SPLITS, FIRST_ROWS, (*FIRST_ROWS[1:], ROWS), strict=True):
+        rows = np.arange(start, stop)
+        handwriting[split] = Handwriting(glyphs[start:stop], file.target[start:stop], rows)
+    return handwriting
 
 
 def draw_scene(samples: Handwriting, rng: Generator, size: int = 64) -> Scene:
@@ -110,11 +122,22 @@ def draw_scene(samples: Handwriting, rng: Generator, size: int = 64) -> Scene:
     placed: list[PlacedDigit] = []
     for digit in _draw_digits(rng):
         sample = int(rng.choice(np.flatnonzero(samples.digits == digit)))
-        box = _free_box(rng, size, [item.box for item in placed])
-        if box is not None:
-            _paste(image, _rotate(samples.glyphs[sample], box.side, rng.uniform(-MAX_ANGLE, MAX_ANGLE)), box, rng)
-            placed.append(PlacedDigit(digit, int(samples.rows[sample]), box))
+        box = _free_box(rng, size, taken=[item.box for item in placed])
+        if box is None:
+            continue
+        angle = rng.uniform(-MAX_ANGLE, MAX_ANGLE)
+        ink = _rotate(samples.glyphs[sample], box.side, angle)
+        _paste(image, ink, box, rng)
+        placed.append(PlacedDigit(digit, int(samples.rows[sample]), box))
     return Scene(_add_noise(image, rng), tuple(placed))
+
+
+class _SceneFile(NamedTuple):
+    """The image file of a scene, its split, and the digits in the scene in ascending order."""
+
+    path: Path
+    split: Split
+    digits: tuple[int, ...]
 
 
 def write_digits(
@@ -147,17 +170,26 @@ def write_digits(
     counts: dict[Split, int] = {"train": train, "val": val, "test": test}
     _refuse_invalid_arguments(folder, counts, size)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    rows: list[tuple[Path, Split, tuple[int, ...]]] = []
+    files: list[_SceneFile] = []
     for split, name, scene in _scenes(counts, size, seed):
         path = folder / "images" / name
         # Noise does not repeat, so Huffman coding alone is faster and gives smaller files.
         Image.fromarray(scene.pixels).save(path, compress_level=1, compress_type=Image.HUFFMAN_ONLY)
-        rows.append((path, split, scene.digits))
+        files.append(_SceneFile(path, split, scene.digits))
         if progress is not None:
-            progress(len(rows))
-    _write_tables(folder, rows)
-    labels = np.array([[digit in digits for digit in range(len(NAMES))] for _, _, digits in rows], dtype=np.float32)
-    return Records.from_labels(NAMES, [path for path, _, _ in rows], [split for _, split, _ in rows], labels)
+            progress(len(files))
+    _write_tables(folder, files)
+    paths = [file.path for file in files]
+    splits = [file.split for file in files]
+    return Records.from_labels(NAMES, paths, splits, _label_matrix(files))
+
+
+def _label_matrix(files: Sequence[_SceneFile]) -> Float[ndarray, "N 10"]:
+    """Return a row for each scene: 1 for the digits in it, and 0 for the others."""
+    labels = np.zeros((len(files), len(NAMES)), dtype=np.float32)
+    for row, file in enumerate(files):
+        labels[row, list(file.digits)] = 1
+    return labels
 
 
 def digit_boxes(
@@ -169,10 +201,11 @@ def digit_boxes(
     [('three', Box(left=24, top=31, side=25))]
     """
     counts: dict[Split, int] = {"train": train, "val": val, "test": test}
-    return {name: scene.placed for _, name, scene in _scenes(counts, size, seed)}
+    return {name: scene.placed for _split, name, scene in _scenes(counts, size, seed)}
 
 
 def _refuse_invalid_arguments(folder: Path, counts: Mapping[Split, int], size: int) -> None:
+    """Raise an error if the scenes are too small or too few, or if the folder is in use."""
     if size < MIN_SIZE:
         raise ValueError(f"digits are not legible in scenes of {size} pixels; size must be at least {MIN_SIZE}")
     for split, count in counts.items():
@@ -187,29 +220,35 @@ def _refuse_invalid_arguments(folder: Path, counts: Mapping[Split, int], size: i
 
 def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple[Split, str, Scene]]:
     """Yield split, file name and scene. Each scene has its own seed, so it does not depend on the counts."""
-    for number, (split, samples) in enumerate(load_handwriting().items()):
-        for i in range(counts[split]):
-            scene = draw_scene(samples, np.random.default_rng((seed, number, i)), size)
-            yield split, f"{split}_{i:05d}.png", scene
+    for split_number, (split, samples) in enumerate(load_handwriting().items()):
+        for scene_number in range(counts[split]):
+            rng = np.random.default_rng((seed, split_number, scene_number))
+            scene = draw_scene(samples, rng, size)
+            yield split, f"{split}_{scene_number:05d}.png", scene
 
 
-def _write_tables(folder: Path, rows: list[tuple[Path, Split, tuple[int, ...]]]) -> None:
-    (folder / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES), encoding="utf-8", newline="\n")
+def _write_tables(folder: Path, files: Sequence[_SceneFile]) -> None:
+    """Write `classes.txt` and `labels.csv`, with the same bytes on every system."""
+    classes = "".join(f"{name}\n" for name in NAMES)
+    (folder / "classes.txt").write_text(classes, encoding="utf-8", newline="\n")
     with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("filename", "split", "labels"))
-        for path, split, digits in rows:
-            table.writerow((path.name, split, " ".join(NAMES[digit] for digit in digits)))
+        for path, split, digits in files:
+            labels = " ".join(NAMES[digit] for digit in digits)
+            table.writerow((path.name, split, labels))
 
 
 def _draw_digits(rng: Generator) -> list[int]:
     """Draw distinct digits, most of them from one group."""
+    group = DIGIT_GROUPS[rng.choice(len(DIGIT_GROUPS), p=GROUP_SHARES)]
     weight = np.full(len(NAMES), OUTSIDE_WEIGHT)
-    weight[list(DIGIT_GROUPS[rng.choice(len(DIGIT_GROUPS), p=GROUP_SHARES)])] = 1
+    weight[list(group)] = 1
     count = rng.choice(len(COUNT_SHARES), p=COUNT_SHARES)
     # The smallest exponential variables form a weighted sample without replacement. This is faster than rng.choice.
-    order: list[int] = np.argsort(rng.exponential(size=len(NAMES)) / weight).tolist()
-    return order[:count]
+    variables = rng.exponential(size=len(NAMES)) / weight
+    digits: list[int] = np.argsort(variables).tolist()
+    return digits[:count]
 
 
 def overlap(a: Box, b: Box) -> float:
@@ -218,16 +257,19 @@ def overlap(a: Box, b: Box) -> float:
     >>> overlap(Box(left=0, top=0, side=10), Box(left=5, top=0, side=20))
     0.5
     """
-    width = min(a.left + a.side, b.left + b.side) - max(a.left, b.left)
-    height = min(a.top + a.side, b.top + b.side) - max(a.top, b.top)
-    return max(width, 0) * max(height, 0) / min(a.side, b.side) ** 2
+    width = min(a.right, b.right) - max(a.left, b.left)  # negative if the boxes are apart
+    height = min(a.bottom, b.bottom) - max(a.top, b.top)
+    shared_area = max(width, 0) * max(height, 0)
+    smaller_area = min(a.side, b.side) ** 2
+    return shared_area / smaller_area
 
 
 def _free_box(rng: Generator, size: int, taken: list[Box], tries: int = 40) -> Box | None:
     """Return a random box that hardly overlaps the taken ones, or None. Later attempts try smaller boxes."""
-    low, high = (round(share * size) for share in BOX_SIDE)
+    smallest, largest = (round(share * size) for share in BOX_SIDE)
     for attempt in range(tries):
-        side = int(rng.integers(low, high - attempt * (high - low) // tries, endpoint=True))
+        largest_now = largest - attempt * (largest - smallest) // tries
+        side = int(rng.integers(smallest, largest_now, endpoint=True))
         left, top = rng.integers(0, size - side, size=2, endpoint=True).tolist()
         box = Box(left, top, side)
         if all(overlap(box, other) <= MAX_OVERLAP for other in taken):
@@ -237,56 +279,77 @@ def _free_box(rng: Generator, size: int, taken: list[Box], tries: int = 40) -> B
 
 def _to_glyph(sample: Float[ndarray, "8 8"]) -> UInt8[ndarray, "20 20"]:
     """Pad a sample by one pixel, double its size, and sharpen its edges."""
-    gray = Image.fromarray(np.pad(sample, 1).astype(np.float32)).resize((20, 20), Image.Resampling.BICUBIC)
-    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(gray), INK_LEVELS, (0, 255))
+    padded = np.pad(sample, 1).astype(np.float32)
+    doubled = Image.fromarray(padded).resize((20, 20), Image.Resampling.BICUBIC)
+    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(doubled), INK_LEVELS, (0, 255))
     return ink.astype(np.uint8)
 
 
 def _rotate(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.Image:
     """Rotate a glyph about its center and resize it, in one step."""
-    scale, angle = len(glyph) / side, math.radians(degrees)
-    cos, sin = scale * math.cos(angle), scale * math.sin(angle)
-    source, target = len(glyph) / 2, side / 2  # the centers
-    onto_glyph = (cos, sin, source - target * (cos + sin), -sin, cos, source - target * (cos - sin))
-    affine, bicubic = Image.Transform.AFFINE, Image.Resampling.BICUBIC
-    return Image.fromarray(glyph).transform((side, side), affine, onto_glyph, resample=bicubic)
+    scale = len(glyph) / side
+    angle = math.radians(degrees)
+    cos = scale * math.cos(angle)
+    sin = scale * math.sin(angle)
+    center = len(glyph) / 2
+    new_center = side / 2
+    # Pillow maps (x, y) in the result to (a x + b y + c, d x + e y + f) in the glyph; the centers map to each other.
+    c = center - new_center * (cos + sin)
+    f = center - new_center * (cos - sin)
+    return Image.fromarray(glyph).transform(
+        size=(side, side),
+        method=Image.Transform.AFFINE,
+        data=(cos, sin, c, -sin, cos, f),
+        resample=Image.Resampling.BICUBIC,
+    )
 
 
 def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> None:
     """Paste a digit in whichever of four random colors contrasts most with the background."""
-    corners = (box.left, box.top, box.left + box.side, box.top + box.side)
-    mean = image.resize((1, 1), Image.Resampling.BOX, box=corners).tobytes()  # one RGB pixel
+    area = (box.left, box.top, box.right, box.bottom)
+    mean = image.resize((1, 1), Image.Resampling.BOX, box=area)
+    background = mean.tobytes()  # red, green and blue
     colors = rng.integers(*BRIGHT, size=(4, 3)).tolist()
-    red, green, blue = max(colors, key=lambda color: math.dist(color, mean))
+    red, green, blue = max(colors, key=lambda color: math.dist(color, background))
     image.paste((red, green, blue), (box.left, box.top), ink)
 
 
 def _canvas(rng: Generator, size: int) -> Image.Image:
     """Draw a dark color gradient with blobs and strokes as distractors."""
-    ends = rng.uniform(*DARK, size=(2, 3))
-    corners = ends[0] + rng.random((2, 2, 1)) * (ends[1] - ends[0])  # (2, 2, 3)
-    image = Image.fromarray(corners.astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
+    ends = rng.uniform(*DARK, size=(2, 3))  # two colors
+    first, last = ends
+    corners = first + rng.random((2, 2, 1)) * (last - first)  # (2, 2, 3)
+    small = Image.fromarray(corners.astype(np.uint8))
+    image = small.resize((size, size), Image.Resampling.BICUBIC)
+    base = ends.mean(axis=0)
     pen = ImageDraw.Draw(image)
-    for bounds, color in _clutter(rng, MAX_BLOBS, ends.mean(axis=0), size):
-        pen.ellipse(bounds, fill=color)
-    arcs = rng.uniform(
-        (0, 60), (360, 200), size=(MAX_STROKES, 2)
-    ).tolist()  # open, because a closed arc looks like a zero
-    strokes = _clutter(rng, MAX_STROKES, ends.mean(axis=0), size)
-    for (bounds, color), (start, length) in zip(strokes, arcs, strict=False):
-        pen.arc(bounds, start, start + length, fill=color, width=max(1, size // 32))
+    for blob in _clutter(rng, MAX_BLOBS, base, size):
+        pen.ellipse(blob.bounds, fill=blob.color)
+    # Start and length in degrees. The arcs are open, because a closed arc looks like a zero.
+    arcs = rng.uniform((0, 60), (360, 200), size=(MAX_STROKES, 2)).tolist()
+    strokes = _clutter(rng, MAX_STROKES, base, size)
+    width = max(1, size // 32)
+    for stroke, (start, length) in zip(strokes, arcs, strict=False):  # there may be fewer strokes than arcs
+        pen.arc(stroke.bounds, start, start + length, fill=stroke.color, width=width)
     return image
 
 
-def _clutter(
-    rng: Generator, most: int, base: Float[ndarray, "3"], size: int
-) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
-    """Return bounds and colors of 1 to `most` shapes. Colors are mixed with the base so that digits stand out."""
+class _Shape(NamedTuple):
+    """The bounds of a shape in pixels (left, top, right, bottom), and its RGB color."""
+
+    bounds: tuple[float, ...]
+    color: tuple[int, ...]
+
+
+def _clutter(rng: Generator, most: int, base: Float[ndarray, "3"], size: int) -> list[_Shape]:
+    """Return 1 to `most` random shapes. Their colors are mixed with the base color so that digits stand out."""
     count = int(rng.integers(1, most, endpoint=True))
-    corner, extent = rng.uniform(-0.1, 0.95, size=(count, 2)), rng.uniform(0.08, 0.4, size=(count, 2))
-    bounds = (np.hstack((corner, corner + extent)) * size).tolist()
-    colors = ((base + rng.uniform(0, 255, size=(count, 3))) / 2).astype(int).tolist()
-    return [(tuple(bound), tuple(color)) for bound, color in zip(bounds, colors, strict=True)]
+    corner = rng.uniform(-0.1, 0.95, size=(count, 2))  # relative to the scene
+    extent = rng.uniform(0.08, 0.4, size=(count, 2))
+    bounds = np.hstack((corner, corner + extent)) * size
+    random_colors = rng.uniform(0, 255, size=(count, 3))
+    colors = ((base + random_colors) / 2).astype(int)
+    return [_Shape(tuple(bound), tuple(color)) for bound, color in zip(bounds.tolist(), colors.tolist(), strict=True)]
 
 
 def _add_noise(image: Image.Image, rng: Generator) -> UInt8[ndarray, "S S 3"]:
@@ -294,4 +357,5 @@ def _add_noise(image: Image.Image, rng: Generator) -> UInt8[ndarray, "S S 3"]:
     pixels = np.asarray(image, dtype=np.int16)
     amplitude = int(rng.integers(*NOISE))
     noise = rng.integers(-amplitude, amplitude, size=pixels.shape, dtype=np.int16, endpoint=True)
-    return (pixels + noise).clip(0, 255).astype(np.uint8)
+    noisy = (pixels + noise).clip(0, 255)
+    return noisy.astype(np.uint8)

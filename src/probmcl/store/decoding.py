@@ -32,6 +32,9 @@ R = TypeVar("R", bound=tuple[Any, ...])
 SCHEMA = 3
 """Version of all JSON files, the only one that is read."""
 
+PLACE = re.compile(r"\[(\d+)\](?:\[(\d+)\])?: ")
+"""The place of a problem in a list of rows: the index of the row and, if there is one, of the column."""
+
 
 def read_struct(root: Path, file: JsonFile[T]) -> T:
     """Read a JSON file of a run or a comparison, given its folder.
@@ -39,7 +42,8 @@ def read_struct(root: Path, file: JsonFile[T]) -> T:
     A newer schema version, a wrong checksum, and everything that does not match the class of the content raise
     `RunError` with the file and the place in it.
     """
-    return convert_file(read_content(root, file), file.kind, root / file)
+    content = read_content(root, file)
+    return convert_file(content, file.kind, root / file)
 
 
 def read_content(root: Path, file: File) -> dict[str, Any]:
@@ -47,8 +51,10 @@ def read_content(root: Path, file: File) -> dict[str, Any]:
     path = root / file
     content = convert_file(read_json(path, root=root), dict[str, Any], path)
     _refuse_other_schema(content.pop("schema", None), path, root)
-    if file.role == "checkpoint" and content.pop("checksum", None) != _checksum(content):
-        raise RunError(f"{path}: is damaged: its content does not match its checksum")
+    if file.role == "checkpoint":
+        stored_checksum = content.pop("checksum", None)  # it does not include itself
+        if stored_checksum != _checksum(content):
+            raise RunError(f"{path}: is damaged: its content does not match its checksum")
     return content
 
 
@@ -62,22 +68,25 @@ def encoded_struct(file: JsonFile[T], content: T) -> bytes:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    return content_digest([json_line(content).encode()]).hex()
+    """Return the digest of the content of a JSON file, which does not depend on its indentation."""
+    line = json_line(content).encode()
+    return content_digest([line]).hex()
 
 
 def _refuse_other_schema(schema: object, path: Path, root: Path) -> None:
-    if type(schema) is int and schema > SCHEMA:
+    """Raise `RunError` if the schema version of the file `path` in the run folder `root` cannot be read."""
+    if type(schema) is not int or schema < SCHEMA:  # `isinstance` would accept True
+        raise RunError(f"{path}: schema version {schema!r} is not valid; {DAMAGED}")
+    if schema > SCHEMA:
         newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read"
         raise RunError(f"{path}: schema version {schema} is newer than {newest}; {_update_hint(root)}")
-    if schema != SCHEMA or type(schema) is not int:
-        raise RunError(f"{path}: schema version {schema!r} is not valid; {DAMAGED}")
 
 
 def _update_hint(root: Path) -> str:
     """Return how to read a run of a newer version, with the version that wrote it if the run names it."""
     with contextlib.suppress(RunError, OSError, KeyError, TypeError):
         version = read_json(root / METADATA, root=root)["versions"]["probmcl"]
-        if isinstance(version, str) and len(version) < 30:
+        if isinstance(version, str) and len(version) < 30:  # another format may have any text here
             return f"it was written by probmcl {version}, so update to that version"
     return "update probmcl"
 
@@ -106,10 +115,6 @@ def read_rows(root: Path, file: TableFile[R]) -> list[R]:
         return convert(list(rows), list[file.kind], strict=False)  # type: ignore[name-defined]
     except ValueError as error:
         raise RunError(f"{path}, {_row_and_column(str(error), columns)}; {DAMAGED}") from error
-
-
-PLACE = re.compile(r"\[(\d+)\](?:\[(\d+)\])?: ")
-"""The place of a problem in a list of rows."""
 
 
 def _row_and_column(problem: str, columns: list[str]) -> str:

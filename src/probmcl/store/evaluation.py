@@ -58,10 +58,11 @@ class KeyedStruct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         return content
 
     def _attributes(self) -> dict[str, str]:
-        """Return the name of the attribute of each key."""
+        """Return the name of the attribute of each key, without the attributes that have their default."""
         attributes = {}
         for field in msgspec.structs.fields(self):
-            if getattr(self, field.name) is not field.default:
+            has_value = getattr(self, field.name) is not field.default
+            if has_value:
                 attributes[field.encode_name] = field.name
         return attributes
 
@@ -228,7 +229,9 @@ class ReliabilityChange(KeyedStruct, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[ReliabilitySummary, ...]:
         """The reliability before and, if the scores are calibrated, after calibration."""
-        return (self.before,) if self.after is None else (self.before, self.after)
+        if self.after is None:
+            return (self.before,)
+        return (self.before, self.after)
 
     @property
     def final(self) -> ReliabilitySummary:

@@ -43,6 +43,9 @@ Role = Literal["input", "decisive", "result", "optional", "checkpoint", "unliste
 
 Owner = Literal["run", "comparison", "both"]
 
+CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
+"""Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
+
 
 @dataclass(frozen=True)
 class File:
@@ -340,7 +343,9 @@ MEASUREMENTS = File(
 
 def candidate_folder(key: str) -> Folder:
     """Return the folder with the predictions and metrics of a tested candidate, given its key."""
-    return FROZEN if key == FROZEN.name else replace(CANDIDATES, name=f"{CANDIDATES}/{key}")
+    if key == FROZEN.name:
+        return FROZEN
+    return replace(CANDIDATES, name=f"{CANDIDATES}/{key}")
 
 
 def candidate_evaluation(key: str) -> JsonFile[SplitMetrics]:
@@ -350,6 +355,3 @@ def candidate_evaluation(key: str) -> JsonFile[SplitMetrics]:
 
 FILES: tuple[File, ...] = tuple(row for row in tuple(globals().values()) if isinstance(row, File))
 """All rows above, in this order."""
-
-CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
-"""Names of the files in an activation cache: the outputs for a split, and the progress of a process."""

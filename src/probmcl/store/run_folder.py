@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +32,8 @@ R = TypeVar("R", bound=tuple[Any, ...])
 
 MAX_IMAGE_SIZE = 4096
 """Largest side of the square input of a model, in pixels."""
+
+REMEDY = "restore the file, copy the folder again, or train again"
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,22 +70,26 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:
     """Write the manifest of the files with these names, and of all files in the folders with these names."""
-    _write(folder, Manifest({name: _entry(folder, name) for name in sorted(_existing(folder, names))}))
+    existing = sorted(_existing(folder, names))
+    entries = {name: _entry(folder, name) for name in existing}
+    _write(folder, Manifest(entries))
 
 
 def announce_changes(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Accept new contents of files, in addition to the current ones, before they are written."""
     before = read_manifest(folder)
     # A process that was killed between `announce_changes` and `confirm_changes` leaves files with either content.
-    settled = {name: _entry(folder, name) for name in before.replacing if (folder / name).is_file()}
+    written = [name for name in before.replacing if (folder / name).is_file()]
+    settled = {name: _entry(folder, name) for name in written}
     new = {name: Entry.of(content) for name, content in contents.items()}
-    _write(folder, Manifest({**before.files, **settled}, new))
+    _write(folder, Manifest(before.files | settled, replacing=new))
 
 
 def confirm_changes(folder: Path) -> None:
     """Accept only the contents that were announced, after they are written."""
     before = read_manifest(folder)
-    _write(folder, Manifest(dict(sorted({**before.files, **before.replacing}.items()))))
+    confirmed = before.files | before.replacing
+    _write(folder, Manifest(dict(sorted(confirmed.items()))))
 
 
 def verify_files(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, ...] = ()) -> None:
@@ -106,49 +112,59 @@ def verify_files(folder: Path, *, required: Iterable[str] = (), optional: tuple[
 
 
 def _verify(folder: Path, manifest: Manifest, required: Iterable[str], optional: tuple[str, ...]) -> None:
+    """Raise `RunError` if a file does not match this manifest; the arguments are those of `verify_files`."""
     for name in required:
         if name not in manifest.files and (folder / name).exists():
             raise RunError(f"{folder / name} is not listed in {MANIFEST_FILE}, so damage cannot be detected; {REMEDY}")
-    for name in {**manifest.files, **manifest.replacing}:
+    for name in manifest.files | manifest.replacing:
         path = folder / name
-        accepted = [entries[name] for entries in (manifest.files, manifest.replacing) if name in entries]
-        if not path.is_file():
-            if name in manifest.files and not name.startswith(optional):
-                raise RunError(f"{path} is missing, but {MANIFEST_FILE} lists it; {REMEDY}")
-            continue
-        size = path.stat().st_size
-        if size not in [entry.size for entry in accepted]:
-            sizes = f"{size:,} bytes instead of {accepted[0].size:,}"
-            raise RunError(f"{path} was changed or damaged ({sizes}, according to {MANIFEST_FILE}); {REMEDY}")
-        if _entry(folder, name) not in accepted:
-            raise RunError(f"{path} was changed or damaged (its SHA-256 is not the one in {MANIFEST_FILE}); {REMEDY}")
+        if path.is_file():
+            accepted = [entries[name] for entries in (manifest.files, manifest.replacing) if name in entries]
+            _verify_content(folder, name, accepted)
+        elif name in manifest.files and not name.startswith(optional):
+            raise RunError(f"{path} is missing, but {MANIFEST_FILE} lists it; {REMEDY}")
 
 
-REMEDY = "restore the file, copy the folder again, or train again"
+def _verify_content(folder: Path, name: str, accepted: Sequence[Entry]) -> None:
+    """Raise `RunError` if a file has none of the accepted contents: the current one, and one that replaces it."""
+    path = folder / name
+    size = path.stat().st_size  # the digest of a large file takes seconds, its size does not
+    if size not in [entry.size for entry in accepted]:
+        sizes = f"{size:,} bytes instead of {accepted[0].size:,}"
+        raise RunError(f"{path} was changed or damaged ({sizes}, according to {MANIFEST_FILE}); {REMEDY}")
+    if _entry(folder, name) not in accepted:
+        raise RunError(f"{path} was changed or damaged (its SHA-256 is not the one in {MANIFEST_FILE}); {REMEDY}")
 
 
 def _existing(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of the files that exist; the name of a folder stands for all files in it."""
     for name in names:
         path = folder / name
-        for file in path.rglob("*") if path.is_dir() else (path,):
-            if file.is_file() and not file.name.startswith("."):  # a file of a killed process
+        found = path.rglob("*") if path.is_dir() else [path]
+        for file in found:
+            if file.is_file() and not file.name.startswith("."):  # a killed process leaves files with a dot
                 yield file.relative_to(folder).as_posix()
 
 
 def _entry(folder: Path, name: str) -> Entry:
+    """Return the size and the SHA-256 of a file."""
     with open_file(folder / name, root=folder) as file:
         digest = stream_digest(file)
-        return Entry(file.tell(), digest.hex())
+        size = file.tell()  # the end of what was read
+        return Entry(size, digest.hex())
 
 
 def _write(folder: Path, manifest: Manifest) -> None:
-    atomic_write(folder / MANIFEST_FILE, encoded_struct(MANIFEST_FILE, manifest))
+    """Write a manifest to its folder."""
+    content = encoded_struct(MANIFEST_FILE, manifest)
+    atomic_write(folder / MANIFEST_FILE, content)
 
 
 def _names(*roles: Role) -> list[str]:
     """Return the files and folders of a run that have one of the roles; a folder stands for all files in it."""
     rows = [row for row in files.FILES if row.role in roles and row.owner != "comparison"]
-    return list(dict.fromkeys(row.first_part for row in rows))
+    unique = dict.fromkeys(row.first_part for row in rows)  # in the order of the rows
+    return list(unique)
 
 
 INPUTS = _names("input")
@@ -181,9 +197,9 @@ class RunFolder:
         if not folder.has(files.MANIFEST):
             problem = f"{path} has no {files.MANIFEST}, without which damaged files are not detected"
             raise RunError(f"{problem}; {REMEDY}")
-        finished = files.METADATA.name in read_manifest(folder.path).files
-        # The manifest of an unfinished run lists the inputs.
-        verify_files(folder.path, required=DECISIVE if finished else (), optional=OPTIONAL)
+        is_finished = files.METADATA.name in read_manifest(folder.path).files
+        required = DECISIVE if is_finished else []  # the manifest of an unfinished run lists only the inputs
+        verify_files(folder.path, required=required, optional=OPTIONAL)
         folder.read(files.METADATA)
         return folder
 
@@ -202,6 +218,7 @@ class RunFolder:
         return read_struct(self.path, file)
 
     def _refuse_missing(self, file: File) -> None:
+        """Raise `RunError` if a file that every run has is missing."""
         if not self.has(file):
             hint = "pass one written by `probmcl.train()`"
             raise RunError(f"{self.path} is not a run folder: it has no {file}; {hint}")
@@ -228,12 +245,12 @@ class RunFolder:
 
     def update(self, contents: Mapping[File, bytes]) -> None:
         """Replace or add files of a run, together with their entries in the manifest."""
-        listed = self.has(files.MANIFEST)
-        if listed:
+        has_manifest = self.has(files.MANIFEST)
+        if has_manifest:
             announce_changes(self.path, {file.name: content for file, content in contents.items()})
         for file, content in contents.items():
             atomic_write(self.path / file, content, root=self.path)
-        if listed:
+        if has_manifest:
             confirm_changes(self.path)
 
     def seal_inputs(self) -> None:
@@ -242,7 +259,8 @@ class RunFolder:
 
     def seal_results(self) -> None:
         """Write the manifest of all files except run.json, which is written last."""
-        write_manifest(self.path, [name for name in OWN if name != files.METADATA.name])
+        results = [name for name in OWN if name != files.METADATA.name]
+        write_manifest(self.path, results)
 
     def seal(self) -> None:
         """Write the manifest of all files that the run has now. Files that the user has added are not listed."""
@@ -250,20 +268,23 @@ class RunFolder:
 
     def complete_manifest(self) -> None:
         """Write the manifest of a finished run if a killed process left it incomplete."""
-        if files.METADATA.name not in read_manifest(self.path).files:
+        manifest = read_manifest(self.path)
+        if files.METADATA.name not in manifest.files:  # the last file that a run writes
             self.seal()
 
     def delete_inputs(self) -> None:
         """Delete the files of a run that was interrupted while it was being created."""
         for name in (*INPUTS, files.MANIFEST.name, files.METADATA.name):
-            for file in (name, f".{name}.part"):
-                (self.path / file).unlink(missing_ok=True)
+            unfinished = f".{name}.part"  # an atomic write that was interrupted
+            (self.path / name).unlink(missing_ok=True)
+            (self.path / unfinished).unlink(missing_ok=True)
 
     def note_interrupt(self) -> None:
         """Record that the run was interrupted, if it had started."""
         if self.has(files.METADATA):
             metadata = self.read(files.METADATA)
-            self.write(files.METADATA, msgspec.structs.replace(metadata, status="interrupted"))
+            interrupted = msgspec.structs.replace(metadata, status="interrupted")
+            self.write(files.METADATA, interrupted)
 
     def results(self, candidate: str) -> Path:
         """Return the folder with the predictions and metrics of a candidate that was tested."""
@@ -291,7 +312,7 @@ def delete_cache(folder: Path) -> None:
 
 def is_run(folder: Path) -> bool:
     """True if a folder holds a run or a comparison."""
-    return any((folder / file).is_file() for file in (files.METADATA, files.COMPARISON))
+    return (folder / files.METADATA).is_file() or (folder / files.COMPARISON).is_file()
 
 
 def refuse_used(folder: Path | str | None) -> None:
@@ -308,7 +329,8 @@ def new_folder(parent: Path, name: str) -> Path:
     """Create the folder `parent/DATE-name`, with a number appended if it already exists."""
     stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
     for number in range(1, 10_000):
-        folder = parent / (stem if number == 1 else f"{stem}-{number}")
+        unique_name = stem if number == 1 else f"{stem}-{number}"
+        folder = parent / unique_name
         try:
             folder.mkdir(parents=True)
         except FileExistsError:

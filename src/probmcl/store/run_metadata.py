@@ -35,6 +35,8 @@ S = TypeVar("S")
 Head = Literal["frozen", "own head", "re-probed"]
 """The head of a candidate: a probe on the frozen encoder, the method's own head, or a probe on its encoder."""
 
+RunStatus = Literal["running", "interrupted", "failed", "finished"]
+
 MAX_LAYERS = 100
 """Largest number of layers that a setting can list; building a model with millions would take hours."""
 
@@ -77,7 +79,8 @@ class ClassLabels(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             raise ValueError(f"the class name {unprintable[0]!r} has characters that cannot be written")
         if len(self.names) > MAX_CLASSES:
             raise ValueError(f"{counted(len(self.names), 'class', 'classes')}; the limit is {MAX_CLASSES:,}")
-        if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
+        has_repeated_name = len(set(self.names)) < len(self.names)
+        if not self.names or has_repeated_name or len(self.counts) != len(self.names):
             names, counts = counted(len(self.names), "name"), counted(len(self.counts), "count")
             raise ValueError(f"{names} and {counts}; expected one of each per class")
         refuse_cycles(self.names, self.hierarchy or {})
@@ -190,9 +193,6 @@ class KeptModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{key} has {len(value):,} values; the limit is {MAX_LAYERS}")
 
 
-RunStatus = Literal["running", "interrupted", "failed", "finished"]
-
-
 class RunMetadata(
     msgspec.Struct, Generic[S], frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
@@ -237,7 +237,9 @@ class RunMetadata(
         names = [entry.name for entry in self.candidates]
         if len(set(names)) < len(names):
             raise ValueError("the names of the candidates must be unique")
-        if self.kept not in (None, *names) or (self.status == "finished" and (self.kept is None or self.model is None)):
+        is_unknown = self.kept is not None and self.kept not in names
+        has_model = self.kept is not None and self.model is not None
+        if is_unknown or (self.status == "finished" and not has_model):
             raise ValueError(f"kept={self.kept!r} is not the name of a candidate")
 
 
@@ -261,11 +263,13 @@ def environment() -> Environment:
 
 
 def _commit() -> str | None:
+    """Return the commit of the source tree, or None for an installed package or without git."""
     source = Path(__file__).parents[3]
     if not (source / ".git").exists():
         return None
     git = ["git", "-C", str(source), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(git, capture_output=True, encoding="utf-8", check=True, timeout=5).stdout.strip()
+        result = subprocess.run(git, capture_output=True, encoding="utf-8", check=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
         return None
+    return result.stdout.strip()

@@ -22,6 +22,7 @@ from probmcl.audit.duplicates.hashing import (
     NO_CACHE,
     Fingerprint,
     ResultCache,
+    SearchSettings,
     fingerprints,
     image_fingerprint,
     open_results,
@@ -301,7 +302,7 @@ def test_intensity_range_is_applied(tmp_path: Path) -> None:
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert image_fingerprint(tmp_path / "deep.png").nearly_constant
     assert image_fingerprint(tmp_path / "deep.png", IntensityRange(1000.0, 1200.0)).spread > 60
-    assert fingerprints([tmp_path / "deep.png"], intensity=IntensityRange(1000.0, 1200.0))[0].spread > 60
+    assert fingerprints([tmp_path / "deep.png"], SearchSettings(IntensityRange(1000.0, 1200.0)))[0].spread > 60
     assert image_fingerprint(tmp_path / "deep.png").mode == "I;16"
 
 
@@ -352,6 +353,6 @@ def test_fingerprints_are_in_order_and_report_progress(tmp_path: Path, workers: 
     paths[7].unlink()
     expected[7] = Fingerprint("does not exist")
     steps: list[int] = []
-    assert fingerprints(paths, workers=workers, advance=steps.append) == expected
+    assert fingerprints(paths, SearchSettings(workers=workers), advance=steps.append) == expected
     assert steps == [8, 8, 3]
     assert pickle.loads(pickle.dumps(expected)) == expected

@@ -7,7 +7,7 @@ from PIL import Image
 
 from helpers.scenes import scene
 from probmcl.audit.duplicates import search as module
-from probmcl.audit.duplicates.hashing import Fingerprint, fingerprints
+from probmcl.audit.duplicates.hashing import Fingerprint, SearchSettings, fingerprints
 from probmcl.audit.duplicates.search import (
     CONFIRMED,
     DOUBTFUL,
@@ -25,7 +25,7 @@ SCENES = 20
 
 
 def near(paths: Sequence[Path], workers: int = 0) -> list[NearPair]:
-    return near_duplicates(paths, fingerprints(paths), workers=workers)
+    return near_duplicates(paths, fingerprints(paths), SearchSettings(workers=workers))
 
 
 @pytest.fixture

@@ -13,18 +13,36 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from numpy import ndarray
 
 from probmcl.audit.duplicates.candidates import CandidatePairs, reduced, screen
-from probmcl.audit.duplicates.hashing import IMAGES_AT_ONCE, TILE, ResultCache, cached_tile, read_tile
+from probmcl.audit.duplicates.hashing import IMAGES_AT_ONCE, TILE, ResultCache, SearchSettings, cached_tile, read_tile
 from probmcl.data.pixels import IntensityRange
 from probmcl.runtime.workers import map_in_order
 
-ROUNDS = ((16, 6, 256), (32, 3, 64), (64, 2, 16))
-"""Image size, Gauss-Newton steps, and number of pairs at once (so that they fit into the CPU cache) of each round."""
 
-MIN_SIMILARITY = (0.4, 0.6)
+class RegistrationRound(NamedTuple):
+    """A round of registration: the side of the images in pixels, and the number of Gauss-Newton steps.
+
+    `pairs_at_once` pairs of images fit into the CPU cache.
+    """
+
+    size: int
+    steps: int
+    pairs_at_once: int
+
+
+class EntryLevels(NamedTuple):
+    """A minimum for the second and one for the third round of registration."""
+
+    second: float
+    third: float
+
+
+ROUNDS = (RegistrationRound(16, 6, 256), RegistrationRound(32, 3, 64), RegistrationRound(64, 2, 16))
+
+MIN_SIMILARITY = EntryLevels(second=0.4, third=0.6)
 """Minimum correlation to enter the second and the third round, which few pairs reach."""
 
 MAX_OFFSET = 0.25  # in half image sizes; a crop of 8 % on each side is a stretch of 0.16
@@ -66,7 +84,7 @@ class Correlations(NamedTuple):
 
 
 def registered_correlation(
-    ones: UInt8[ndarray, "P S S"], others: UInt8[ndarray, "P S S"], minimum: float = MIN_SIMILARITY[1]
+    ones: UInt8[ndarray, "P S S"], others: UInt8[ndarray, "P S S"], minimum: float = MIN_SIMILARITY.third
 ) -> Correlations:
     """Return the correlations of each pair after registration, from -1 to 1, computed on the detail of the overlap.
 
@@ -80,18 +98,44 @@ def registered_correlation(
     >>> registered_correlation(scene, another).coarse.item() < 0.5
     True
     """
-    result = Correlations(np.zeros(len(ones), dtype=np.float32), np.full(len(ones), np.nan, dtype=np.float32))
-    active = np.arange(len(ones))
-    offset = np.zeros((len(ones), 4), dtype=np.float32)
-    targets = (result.coarse, result.coarse, result.fine)
-    for (size, steps, at_once), least, target in zip(ROUNDS, (MIN_SIMILARITY[0], minimum, 1.0), targets, strict=True):
-        for start in range(0, len(active), at_once):
-            rows = active[start : start + at_once]
-            one, other = (_centered(reduced(tiles[rows], size)) for tiles in (ones, others))
-            offset[rows] = _fit(one, other, offset[rows], steps)
-            target[rows] = _correlation(_overlay(one, offset[rows]), other)
-        active = active[target[active] >= least]
-    return result
+    registration = _Registration(ones, others, offset=np.zeros((len(ones), 4), dtype=np.float32))
+    first_round, second_round, third_round = ROUNDS
+    coarse = np.zeros(len(ones), dtype=np.float32)
+    fine = np.full(len(ones), np.nan, dtype=np.float32)
+
+    rows = np.arange(len(ones))
+    coarse[rows] = registration.refine(first_round, rows)
+    rows = rows[coarse[rows] >= MIN_SIMILARITY.second]
+    coarse[rows] = registration.refine(second_round, rows)
+    rows = rows[coarse[rows] >= minimum]
+    fine[rows] = registration.refine(third_round, rows)
+    return Correlations(coarse, fine)
+
+
+@dataclass(frozen=True, eq=False)
+class _Registration:
+    """The registration of pairs of images. `offset` is the shift and stretch of each pair; each round refines it.
+
+    An offset has four numbers: horizontal shift and stretch, vertical shift and stretch. A shift is in half image
+    sizes; a stretch is the relative change in size.
+    """
+
+    ones: UInt8[ndarray, "P S S"]
+    others: UInt8[ndarray, "P S S"]
+    offset: Float[ndarray, "P 4"]
+
+    def refine(self, this_round: RegistrationRound, rows: Int[ndarray, "K"]) -> Float[ndarray, "K"]:
+        """Refine the offsets of the pairs with these rows, and return their correlations."""
+        correlations = np.zeros(len(rows), dtype=np.float32)
+        for start in range(0, len(rows), this_round.pairs_at_once):
+            batch = slice(start, start + this_round.pairs_at_once)
+            pairs = rows[batch]
+            one = _centered(reduced(self.ones[pairs], this_round.size))
+            other = _centered(reduced(self.others[pairs], this_round.size))
+            offset = _fit(one, other, self.offset[pairs], this_round.steps)
+            correlations[batch] = _correlation(_overlay(one, offset), other)
+            self.offset[pairs] = offset
+        return correlations
 
 
 def _centered(pixels: Float[ndarray, "P S S"]) -> Float[ndarray, "P S S"]:
@@ -103,14 +147,16 @@ def _centered(pixels: Float[ndarray, "P S S"]) -> Float[ndarray, "P S S"]:
 def _fit(
     one: Float[ndarray, "P S S"], other: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"], steps: int
 ) -> Float[ndarray, "P 4"]:
-    """Return the offset that aligns `one` with `other`: the best offset after any step."""
-    best, highest = offset, np.full(len(one), -2.0, dtype=np.float32)
-    for _ in range(steps + 1):
+    """Return the offset that aligns `one` with `other`: the best of the first offset and those after each step."""
+    best_offset = offset
+    best_agreement = np.full(len(one), -2.0, dtype=np.float32)  # less than any correlation
+    for _ in range(steps + 1):  # the last iteration only measures the agreement after the last step
         agreement, step = _step(_overlay(one, offset), other)
-        best = np.where((agreement > highest)[:, None], offset, best)
-        highest = np.maximum(agreement, highest)
+        is_better = agreement > best_agreement
+        best_offset = np.where(is_better[:, None], offset, best_offset)
+        best_agreement = np.maximum(agreement, best_agreement)
         offset = np.clip(offset + step, -MAX_OFFSET, MAX_OFFSET)
-    return best
+    return best_offset
 
 
 def _step(overlay: Overlay, other: Float[ndarray, "P S S"]) -> tuple[Float[ndarray, "P"], Float[ndarray, "P 4"]]:
@@ -119,66 +165,99 @@ def _step(overlay: Overlay, other: Float[ndarray, "P S S"]) -> tuple[Float[ndarr
     Both follow from the covariances of the two images and the derivatives. The derivatives are projected orthogonally
     to the image, because a change in contrast must not count as a shift.
     """
-    covariance = _covariance(overlay, other)
-    norm = np.sqrt(np.maximum(covariance[:, (0, 1), (0, 1)], 0)) + EPSILON
+    covariance = _covariance(overlay, other)  # 0: the resampled image; 1: the other image; 2 to 5: the derivatives
+    variances = covariance[:, (0, 1), (0, 1)]
+    norm = np.sqrt(np.maximum(variances, 0)) + EPSILON  # (P, 2)
     agreement = covariance[:, 0, 1] / (norm[:, 0] * norm[:, 1])
-    along_one, along_other = covariance[:, 2:, 0] / norm[:, :1], covariance[:, 2:, 1] / norm[:, 1:]
-    curvature = covariance[:, 2:, 2:] - along_one[:, :, None] * along_one[:, None]
+    along_one = covariance[:, 2:, 0] / norm[:, :1]  # (P, 4): the derivatives projected on the images
+    along_other = covariance[:, 2:, 1] / norm[:, 1:]
+    explained = along_one[:, :, None] * along_one[:, None]  # (P, 4, 4)
+    curvature = covariance[:, 2:, 2:] - explained
     gradient = norm[:, :1] * (along_other - along_one * agreement[:, None])
     damping = EPSILON * np.trace(curvature, axis1=1, axis2=2) + np.float32(1e-6)
     damped = curvature + damping[:, None, None] * np.eye(4, dtype=np.float32)
-    return agreement, np.clip(np.linalg.solve(damped, gradient[:, :, None])[:, :, 0], -MAX_STEP, MAX_STEP)
+    step = np.linalg.solve(damped, gradient[:, :, None])[:, :, 0]
+    return agreement, np.clip(step, -MAX_STEP, MAX_STEP)
 
 
 def _covariance(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndarray, "P 6 6"]:
-    """Return the covariances, summed over the overlap, of both images and the derivatives by the four offsets."""
-    pixels, (pairs, side, _), position = overlay.pixels, other.shape, _positions(other.shape[-1])
+    """Return the covariances, summed over the overlap, of six images.
+
+    They are the resampled image, the other image, and the derivatives of the resampled image by the four offsets:
+    horizontal shift and stretch, vertical shift and stretch.
+    """
+    pairs, side, _ = other.shape
+    position = _positions(side)
     vectors = np.zeros((pairs, 7, side, side), dtype=np.float32)
-    shared = np.multiply(overlay.rows, overlay.columns, out=vectors[:, 0])
-    np.multiply(pixels, shared, out=vectors[:, 1])
-    np.multiply(other, shared, out=vectors[:, 2])
-    np.subtract(pixels[:, :, 2:], pixels[:, :, :-2], out=vectors[:, 3, :, 1:-1])
-    np.subtract(pixels[:, 2:], pixels[:, :-2], out=vectors[:, 5, 1:-1])
-    vectors[:, 3::2] *= shared[:, None] * np.float32(side / 4)  # per half image size
-    np.multiply(vectors[:, 3], position, out=vectors[:, 4])
-    np.multiply(vectors[:, 5], position[:, None], out=vectors[:, 6])
+    # The first vector is the mask of the overlap, whose products with the others are their sums.
+    mask, image, other_image, shift_x, stretch_x, shift_y, stretch_y = vectors.swapaxes(0, 1)  # views
+    np.multiply(overlay.rows, overlay.columns, out=mask)
+    np.multiply(overlay.pixels, mask, out=image)
+    np.multiply(other, mask, out=other_image)
+    np.subtract(overlay.pixels[:, :, 2:], overlay.pixels[:, :, :-2], out=shift_x[:, :, 1:-1])
+    np.subtract(overlay.pixels[:, 2:], overlay.pixels[:, :-2], out=shift_y[:, 1:-1])
+    per_half_size = mask * np.float32(side / 4)  # the differences span two pixels
+    shift_x *= per_half_size
+    shift_y *= per_half_size
+    np.multiply(shift_x, position, out=stretch_x)
+    np.multiply(shift_y, position[:, None], out=stretch_y)
+
     flat = vectors.reshape(pairs, 7, side * side)
     # The product of an array with its own transpose would call BLAS's `syrk`, which takes 5 times as long here.
-    products = flat[:, 1:] @ flat.transpose(0, 2, 1)
+    products = flat[:, 1:] @ flat.transpose(0, 2, 1)  # (P, 6, 7)
     sums = products[:, :, 0]
-    covariance: ndarray = products[:, :, 1:] - sums[:, :, None] * (sums / overlay.area[:, None])[:, None]
+    means = sums / overlay.area[:, None]
+    covariance: ndarray = products[:, :, 1:] - sums[:, :, None] * means[:, None]
     return covariance
 
 
 def _overlay(one: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"]) -> Overlay:
     """Resample images at shifted and stretched positions, with bilinear interpolation."""
     side = one.shape[-1]
-    shift, stretch = offset[:, ::2, None], offset[:, 1::2, None]
-    source = ((1 + stretch) * _positions(side) + shift + 1) * np.float32(side / 2) - np.float32(0.5)  # (P, 2, S)
-    inside = ((source > -0.51) & (source < side - 0.49)).astype(np.float32)
-    weights = np.clip(source, 0, side - 1)[..., None] - np.arange(side, dtype=np.float32)
-    np.maximum(np.subtract(1, np.abs(weights, out=weights), out=weights), 0, out=weights)
+    shift, stretch = offset[:, ::2, None], offset[:, 1::2, None]  # (P, 2, 1): horizontal, vertical
+    source = (1 + stretch) * _positions(side) + shift  # (P, 2, S), from -1 to 1
+    source_pixel = (source + 1) * np.float32(side / 2) - np.float32(0.5)
+    # A pixel extends half a pixel beyond its center; 0.01 is room for rounding.
+    inside = ((source_pixel > -0.51) & (source_pixel < side - 0.49)).astype(np.float32)
+    # The weight of a pixel decreases linearly from 1 to 0 with its distance from the source.
+    nearest_source = np.clip(source_pixel, 0, side - 1)
+    weights = nearest_source[..., None] - np.arange(side, dtype=np.float32)  # (P, 2, S, S)
+    np.abs(weights, out=weights)
+    np.subtract(1, weights, out=weights)
+    np.maximum(weights, 0, out=weights)
     horizontal, vertical = weights[:, 0], weights[:, 1]
-    return Overlay(vertical @ one @ horizontal.transpose(0, 2, 1), inside[:, 1, :, None], inside[:, 0, None, :])
+    return Overlay(
+        pixels=vertical @ one @ horizontal.transpose(0, 2, 1),
+        rows=inside[:, 1, :, None],
+        columns=inside[:, 0, None, :],
+    )
 
 
 def _correlation(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndarray, "P"]:
     """Return the correlation of the detail of both images over the overlap."""
-    shared, area = overlay.rows * overlay.columns, overlay.area[:, None, None]
-    detail = _detail(overlay, np.stack([overlay.pixels, other]), shared)
-    detail -= shared * (detail.sum(axis=(2, 3), keepdims=True) / area)
-    norm = np.sqrt((detail * detail).sum(axis=(2, 3))) + EPSILON
-    correlation: ndarray = (detail[0] * detail[1]).sum(axis=(1, 2)) / (norm[0] * norm[1])
+    shared = overlay.rows * overlay.columns
+    area = overlay.area[:, None, None]
+    images = np.stack([overlay.pixels, other])
+    detail = _detail(overlay, images, shared)
+    mean = detail.sum(axis=(2, 3), keepdims=True) / area
+    detail -= shared * mean
+    norm = np.sqrt((detail * detail).sum(axis=(2, 3))) + EPSILON  # (2, P)
+    product = (detail[0] * detail[1]).sum(axis=(1, 2))
+    correlation: ndarray = product / (norm[0] * norm[1])
     return correlation
 
 
 def _detail(
     overlay: Overlay, images: Float[ndarray, "2 P S S"], shared: Float[ndarray, "P S S"]
 ) -> Float[ndarray, "2 P S S"]:
-    """Return the difference of two blurs divided by the local contrast, 0 outside the overlap."""
+    """Return the difference of two blurs divided by the local contrast, 0 outside the overlap.
+
+    `shared` is the mask of the overlap.
+    """
     fine, coarse = (_blurred(overlay, images * shared, width) for width in DETAIL)
     detail = (fine - coarse) * shared
-    contrast = np.sqrt(np.maximum(_blurred(overlay, detail * detail, CONTRAST_WIDTH), 0))
+    variance = _blurred(overlay, detail * detail, CONTRAST_WIDTH)
+    contrast = np.sqrt(np.maximum(variance, 0))
     normalized: ndarray = detail / (contrast + np.float32(MIN_CONTRAST))
     return normalized
 
@@ -186,39 +265,48 @@ def _detail(
 def _blurred(overlay: Overlay, images: Float[ndarray, "2 P S S"], width: float) -> Float[ndarray, "2 P S S"]:
     """Blur images that are 0 outside the overlap, using only the pixels inside."""
     blur = _blur(images.shape[-1], width)
-    weight = (blur @ overlay.rows) * (overlay.columns @ blur.T)
-    blurred: ndarray = (blur @ images @ blur.T) / np.maximum(weight, EPSILON)
+    weight_inside = (blur @ overlay.rows) * (overlay.columns @ blur.T)
+    blurred: ndarray = (blur @ images @ blur.T) / np.maximum(weight_inside, EPSILON)
     return blurred
 
 
 @lru_cache
 def _positions(side: int) -> Float[ndarray, "S"]:
     """Return the pixel positions along one axis, from -1 to 1."""
-    return ((np.arange(side, dtype=np.float32) + 0.5) * 2 / side - 1).astype(np.float32)
+    centers = np.arange(side, dtype=np.float32) + 0.5  # in pixels
+    return (centers * 2 / side - 1).astype(np.float32)
 
 
 @lru_cache
 def _blur(side: int, width: float) -> Float[ndarray, "S S"]:
     """Return the matrix of a one-dimensional Gaussian blur."""
     pixels = np.arange(side)
-    gaussian = np.exp(-(((pixels[:, None] - pixels) / width) ** 2) / 2)
+    distance = pixels[:, None] - pixels
+    gaussian = np.exp(-((distance / width) ** 2) / 2)
     blur: ndarray = (gaussian / gaussian.sum(axis=1, keepdims=True)).astype(np.float32)
     return blur
 
 
-def write_tiles(
-    file: Path,
-    paths: Sequence[Path],
-    contents: Sequence[bytes],
-    *,
-    intensity: IntensityRange | None,
-    workers: int,
-    cache: ResultCache,
-) -> None:
-    """Write the tiles of images to a file, 4 kB each, to save memory. Images that are not in the cache are decoded."""
+def write_tiles(file: Path, paths: Sequence[Path], contents: Sequence[bytes], settings: SearchSettings) -> None:
+    """Write the tiles of images to a file, 4 kB each, to save memory. Images that are not in the cache are decoded.
+
+    `contents` are the digests of the files.
+    """
     tiles = np.memmap(file, dtype=np.uint8, mode="w+", shape=(len(paths), TILE * TILE))
+    missing = _write_cached_tiles(tiles, contents, settings.cache)
+    batches = [missing[start : start + IMAGES_AT_ONCE] for start in range(0, len(missing), IMAGES_AT_ONCE)]
+    paths_of_batches = [[paths[row] for row in rows] for rows in batches]
+    read_tiles = partial(_read_tiles, settings.intensity)
+    with closing(map_in_order(read_tiles, paths_of_batches, settings.workers, files=list)) as results:
+        for rows, tiles_of_rows in zip(batches, results, strict=True):
+            tiles[rows] = tiles_of_rows
+    tiles.flush()
+
+
+def _write_cached_tiles(tiles: UInt8[ndarray, "M D"], contents: Sequence[bytes], cache: ResultCache) -> list[int]:
+    """Write the tiles that are in the cache, and return the rows of the others."""
     missing: list[int] = []
-    for start in range(0, len(paths), TILES_PER_LOOKUP):
+    for start in range(0, len(contents), TILES_PER_LOOKUP):
         keys = [cache.key(content) for content in contents[start : start + TILES_PER_LOOKUP]]
         cached = cache.get(keys)
         for row, key in enumerate(keys, start):
@@ -226,12 +314,7 @@ def write_tiles(
                 tiles[row] = np.frombuffer(cached_tile(cached[key]), dtype=np.uint8)
             else:
                 missing.append(row)
-    batches = [missing[start : start + IMAGES_AT_ONCE] for start in range(0, len(missing), IMAGES_AT_ONCE)]
-    parts = [[paths[row] for row in rows] for rows in batches]
-    with closing(map_in_order(partial(_read_tiles, intensity), parts, workers, files=list)) as results:
-        for rows, batch in zip(batches, results, strict=True):
-            tiles[rows] = batch
-    tiles.flush()
+    return missing
 
 
 @dataclass(frozen=True)
@@ -239,67 +322,81 @@ class TileComparison:
     """Compares pairs of the images whose tiles are in `file` and whose digests are `contents`.
 
     Pairs that are in the cache are not registered again. `advance` is called with the number of pairs completed since
-    the last call.
+    the last call. The correlations of a pair are cached as two numbers: coarse and fine.
     """
 
     file: Path
     contents: Sequence[bytes]
-    workers: int
-    cache: ResultCache
+    settings: SearchSettings
     advance: Callable[[int], None]
 
-    def correlations(self, pairs: CandidatePairs, minimum: float = MIN_SIMILARITY[1]) -> Correlations:
+    def correlations(self, pairs: CandidatePairs, minimum: float = MIN_SIMILARITY.third) -> Correlations:
         """Return the registered correlations of each pair; 0 and NaN if the screening removes it."""
         kept = np.flatnonzero(screen(_tiles_in(self.file), pairs.ones, pairs.others, pairs.flipped))
         self.advance(len(pairs.ones) - len(kept))
-        result = np.full((len(pairs.ones), 2), (0.0, np.nan), dtype=np.float32)
+        coarse = np.zeros(len(pairs.ones), dtype=np.float32)
+        fine = np.full(len(pairs.ones), np.nan, dtype=np.float32)
         for start in range(0, len(kept), PAIRS_PER_LOOKUP):
             rows = kept[start : start + PAIRS_PER_LOOKUP]
-            result[rows] = self._cached(pairs.select(rows), minimum)
-        result[result[:, 0] < minimum, 1] = np.nan  # the cached pair may have been compared with a lower minimum
-        return Correlations(*result.T)
+            values = self._cached_or_registered(pairs.select(rows), minimum)
+            coarse[rows] = values[:, 0]
+            fine[rows] = values[:, 1]
+        fine[coarse < minimum] = np.nan  # the cached pair may have been compared with a lower minimum
+        return Correlations(coarse, fine)
 
-    def _cached(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
-        """Look up the correlations, and compute and store the missing ones."""
-        columns = (pairs.ones.tolist(), pairs.others.tolist(), pairs.flipped.tolist())
-        keys = [
-            self.cache.key(self.contents[one], self.contents[other], bytes([flipped]))
-            for one, other, flipped in zip(*columns, strict=True)
-        ]
-        cached = self.cache.get(keys)
+    def _cached_or_registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
+        """Look up the coarse and fine correlations, and compute and store the missing ones."""
+        cache = self.settings.cache
+        keys = self._keys(pairs)
+        cached = cache.get(keys)
         stored = b"".join(cached.get(key, UNKNOWN) for key in keys)
         values = np.frombuffer(stored, dtype=np.float32).reshape(-1, 2).copy()
-        is_complete = (values[:, 0] < minimum) | ~np.isnan(values[:, 1])
+        coarse, fine = values[:, 0], values[:, 1]  # both are NaN if the pair is not in the cache
+        is_complete = (coarse < minimum) | ~np.isnan(fine)
         missing = np.flatnonzero(~is_complete)
         self.advance(len(keys) - len(missing))
         values[missing] = self._registered(pairs.select(missing), minimum)
-        self.cache.put({keys[row]: values[row].tobytes() for row in missing})
+        cache.put({keys[row]: values[row].tobytes() for row in missing})
         return values
 
+    def _keys(self, pairs: CandidatePairs) -> list[bytes]:
+        """Return the key of each pair in the cache."""
+        columns = (pairs.ones.tolist(), pairs.others.tolist(), pairs.flipped.tolist())
+        keys: list[bytes] = []
+        for one, other, flipped in zip(*columns, strict=True):
+            key = self.settings.cache.key(self.contents[one], self.contents[other], bytes([flipped]))
+            keys.append(key)
+        return keys
+
     def _registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
+        """Register the pairs in batches, in worker processes if there are many, and return their correlations."""
         starts = range(0, len(pairs.ones), PAIRS_AT_ONCE)
-        parts = [CandidatePairs(*(column[start : start + PAIRS_AT_ONCE] for column in pairs)) for start in starts]
+        batches = [pairs.select(slice(start, start + PAIRS_AT_ONCE)) for start in starts]
+        workers = self.settings.workers if len(batches) > FEW_BATCHES else 0
         values = [np.zeros((0, 2), dtype=np.float32)]
-        workers = self.workers if len(parts) > FEW_BATCHES else 0
-        with closing(map_in_order(partial(_correlations, self.file, minimum), parts, workers)) as results:
-            for batch in results:
-                values.append(batch)
-                self.advance(len(batch))
+        with closing(map_in_order(partial(_correlations, self.file, minimum), batches, workers)) as results:
+            for values_of_batch in results:
+                values.append(values_of_batch)
+                self.advance(len(values_of_batch))
         return np.concatenate(values)
 
 
 def _read_tiles(intensity: IntensityRange | None, paths: Sequence[Path]) -> UInt8[ndarray, "M D"]:
+    """Decode images and return their tiles, one per row."""
     tiles = b"".join(read_tile(path, intensity) for path in paths)
     return np.frombuffer(tiles, dtype=np.uint8).reshape(len(paths), TILE * TILE)
 
 
 def _tiles_in(file: Path) -> UInt8[ndarray, "M S S"]:
+    """Map the file of the tiles into memory, so that only the tiles in use are read."""
     tiles: ndarray = np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, TILE, TILE)
     return tiles
 
 
 def _correlations(file: Path, minimum: float, pairs: CandidatePairs) -> Float[ndarray, "P 2"]:
+    """Return the coarse and the fine correlation of each pair of the tiles in `file`."""
     tiles = _tiles_in(file)
+    ones = np.array(tiles[pairs.ones])
     others = np.array(tiles[pairs.others])
     others[pairs.flipped] = others[pairs.flipped, :, ::-1]
-    return np.stack(registered_correlation(np.array(tiles[pairs.ones]), others, minimum), axis=1)
+    return np.stack(registered_correlation(ones, others, minimum), axis=1)

@@ -41,7 +41,11 @@ dataset that exceeds the cache would delete its own results before they are used
 
 SECONDS_TO_WAIT = 5.0  # for another process that writes
 TABLE = "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, stored REAL, checksum INT, value BLOB)"
+SELECT = "SELECT checksum, value FROM results WHERE key = ? AND typeof(value) = 'blob'"
+INSERT = "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)"
 OLDEST = "SELECT rowid FROM results WHERE stored < ? ORDER BY rowid LIMIT ?"
+DELETE_OLDEST = f"DELETE FROM results WHERE rowid IN ({OLDEST})"
+CACHE_NAME = "duplicates.sqlite"
 
 SIZE, TILE = 32, 64
 """Side in pixels of the images that are hashed and of those that are compared. Large JPEGs are decoded at 1/8 of their
@@ -77,11 +81,17 @@ class ResultCache:
         """Return the stored results of these keys; missing and damaged ones are left out."""
 
         def select(connection: sqlite3.Connection) -> dict[bytes, bytes]:
-            query = "SELECT checksum, value FROM results WHERE key = ? AND typeof(value) = 'blob'"
-            rows = ((key, connection.execute(query, (key,)).fetchone()) for key in keys)
-            return {key: row[1] for key, row in rows if row is not None and row[0] == block_checksum(key + row[1])}
+            found: dict[bytes, bytes] = {}
+            for key in keys:
+                row = connection.execute(SELECT, (key,)).fetchone()
+                if row is None:
+                    continue
+                checksum, value = row
+                if checksum == block_checksum(key + value):
+                    found[key] = value
+            return found
 
-        return self._use(select, {})
+        return self._transaction(select, otherwise={})
 
     def put(self, results: Mapping[bytes, bytes]) -> bool:
         """Store results unless the cache is full, and return whether the file is writable."""
@@ -91,25 +101,26 @@ class ResultCache:
         def insert(connection: sqlite3.Connection) -> bool:
             connection.execute("BEGIN IMMEDIATE")
             if _is_full(connection):
-                connection.execute(f"DELETE FROM results WHERE rowid IN ({OLDEST})", (now - MIN_AGE, DELETED_AT_ONCE))
-            if not _is_full(connection):
-                connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", rows)
+                connection.execute(DELETE_OLDEST, (now - MIN_AGE, DELETED_AT_ONCE))
+            if not _is_full(connection):  # still full if all results are from the last day
+                connection.executemany(INSERT, rows)
             return True
 
-        return self._use(insert, False)
+        return self._transaction(insert, otherwise=False)
 
-    def _use(self, work: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
+    def _transaction(self, work: Callable[[sqlite3.Connection], Result], otherwise: Result) -> Result:
         """Return the result of one transaction, or `otherwise` if it fails; a damaged file is deleted."""
         if self.file is None:
             return otherwise
         try:
+            # The connection as a context manager only commits or rolls back; `closing` closes it.
             with closing(sqlite3.connect(self.file, timeout=SECONDS_TO_WAIT)) as connection, connection:
                 connection.execute("PRAGMA synchronous = OFF")
                 connection.execute(TABLE)
                 return work(connection)
         except sqlite3.OperationalError:  # not writable, locked for too long, or the disk is full
             return otherwise
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError:  # the file is damaged
             with suppress(OSError):
                 self.file.with_name(f"{self.file.name}-journal").unlink(missing_ok=True)
                 self.file.unlink()
@@ -126,21 +137,56 @@ def open_results(intensity: IntensityRange | None) -> Iterator[ResultCache]:
     levels = None if intensity is None else (intensity.low, intensity.high)
     context = repr((VERSION, PIL.__version__, levels)).encode()
     with tempfile.TemporaryDirectory() as temporary:
-        cache = ResultCache(Path(temporary) / "duplicates.sqlite", context)
-        with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home folder
-            file = user_cache_folder() / "duplicates.sqlite"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch(mode=0o600)  # it has thumbnails, so only the user may read it
-            users = ResultCache(file, context)
-            cache = users if users.put({}) or users.put({}) else cache  # the first attempt deletes a damaged file
+        cache = _user_cache(context)
+        if cache is None:
+            cache = ResultCache(Path(temporary) / CACHE_NAME, context)
         yield cache
 
 
+def _user_cache(context: bytes) -> ResultCache | None:
+    """Return the cache in the user's cache folder, or None if that folder is not writable."""
+    try:
+        file = user_cache_folder() / CACHE_NAME
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)  # it has thumbnails, so only the user may read it
+        cache = ResultCache(file, context)
+        # Storing nothing shows whether the file is writable. The first attempt deletes a damaged file.
+        is_writable = cache.put({}) or cache.put({})
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
+        return None
+    return cache if is_writable else None
+
+
 def _is_full(connection: sqlite3.Connection) -> bool:
-    size, pages, free = (
-        connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_size", "page_count", "freelist_count")
-    )
-    return bool(size * (pages - free) >= MAX_BYTES)
+    """Return whether the pages in use have reached the size at which old results are deleted."""
+    page_size = _pragma(connection, "page_size")
+    pages = _pragma(connection, "page_count")
+    free_pages = _pragma(connection, "freelist_count")
+    return page_size * (pages - free_pages) >= MAX_BYTES
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    """Return the value of a numeric setting of an SQLite file."""
+    value: int = connection.execute(f"PRAGMA {name}").fetchone()[0]
+    return value
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How a search for duplicates reads and compares images.
+
+    Attributes:
+        intensity: the intensity range of 16-bit and float images; None if there are none.
+        workers: number of processes; 0 uses this process.
+        cache: the results of earlier searches with the same intensity range.
+    """
+
+    intensity: IntensityRange | None = None
+    workers: int = 0
+    cache: ResultCache = NO_CACHE
+
+
+DEFAULT_SEARCH = SearchSettings()
 
 
 class Fingerprint(NamedTuple):
@@ -148,7 +194,8 @@ class Fingerprint(NamedTuple):
 
     Attributes:
         reason: why the file cannot be decoded, or None; if it is set, the other fields are empty.
-        size: stored width and height of the upright image; `mode` is the stored mode, as named by Pillow.
+        size: stored width and height of the upright image.
+        mode: stored mode, as named by Pillow.
         spread: standard deviation of the gray levels (0 to 255) of the reduced image.
         content: digest of the file's bytes.
         phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
@@ -177,35 +224,37 @@ def image_fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fi
     >>> image_fingerprint(Path("nowhere.jpg")).reason
     'does not exist'
     """
-    return _decode(path, intensity)[0]
+    return _decode(path, intensity).fingerprint
 
 
 def fingerprints(
     paths: Sequence[Path],
+    settings: SearchSettings = DEFAULT_SEARCH,
     *,
-    intensity: IntensityRange | None = None,
-    workers: int = 0,
     advance: Callable[[int], None] | None = None,
-    cache: ResultCache = NO_CACHE,
 ) -> list[Fingerprint]:
-    """Return the fingerprints of many files, in order. `workers` processes decode them; 0 uses this process.
+    """Return the fingerprints of many files, in order.
 
     `advance` is called with the number of images decoded since the last call. Files whose content is in the cache are
     not decoded. The fingerprints and tiles of the others are stored there.
     """
+    cache = settings.cache
     batches = (paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE))
     prints: list[Fingerprint] = []
-    new: dict[bytes, bytes] = {}
-    with closing(map_in_order(partial(_batch, intensity, cache), batches, workers, files=list)) as results:
+    not_stored: dict[bytes, bytes] = {}
+    read_batch = partial(_read_batch, settings)
+    with closing(map_in_order(read_batch, batches, settings.workers, files=list)) as results:
         for batch in results:
-            prints += (image for image, _ in batch)
-            new |= {cache.key(image.content): _packed(image, tile) for image, tile in batch if tile}
-            if len(new) >= STORED_AT_ONCE:
-                cache.put(new)
-                new = {}
+            for image, tile in batch:
+                prints.append(image)
+                if tile is not None:
+                    not_stored[cache.key(image.content)] = _packed(image, tile)
+            if len(not_stored) >= STORED_AT_ONCE:
+                cache.put(not_stored)
+                not_stored = {}
             if advance is not None:
                 advance(len(batch))
-    cache.put(new)
+    cache.put(not_stored)
     return prints
 
 
@@ -221,79 +270,142 @@ def cached_tile(value: bytes) -> bytes:
 
 def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
     """Return the gray levels (0 to 255) of an image resized to a small square."""
-    resized = image.convert("L").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+    gray = image.convert("L")
+    # With a `reducing_gap` of 3, Pillow reduces large images in two steps, which is faster and looks almost the same.
+    resized = gray.resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
     return np.asarray(resized, dtype=np.float32)
 
 
-def _batch(
-    intensity: IntensityRange | None, cache: ResultCache, paths: Sequence[Path]
-) -> list[tuple[Fingerprint, bytes]]:
-    """Return the fingerprints, with the tiles of the images that were decoded, not read from the cache."""
-    contents = [file_digest(path) if cache.file else b"" for path in paths]
-    cached = cache.get([cache.key(content) for content in contents if content])
-    values = [cached.get(cache.key(content)) for content in contents]
-    return [
-        _decode(path, intensity, content) if value is None else (_unpacked(content, value), b"")
-        for path, content, value in zip(paths, contents, values, strict=True)
-    ]
+class _FingerprintAndTile(NamedTuple):
+    """A fingerprint, and the tile of an image that was decoded; the tile of other images is None."""
+
+    fingerprint: Fingerprint
+    tile: bytes | None
 
 
-def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") -> tuple[Fingerprint, bytes]:
-    """Return the fingerprint and the tile, which is empty if the file cannot be decoded."""
+def _read_batch(settings: SearchSettings, paths: Sequence[Path]) -> list[_FingerprintAndTile]:
+    """Return the fingerprints of a few files, from the cache or by decoding them."""
+    cache = settings.cache
+    if cache.file is None:
+        return [_decode(path, settings.intensity) for path in paths]
+    contents = [file_digest(path) for path in paths]
+    cached = cache.get([cache.key(content) for content in contents if content])  # empty: the file cannot be read
+    results = []
+    for path, content in zip(paths, contents, strict=True):
+        value = cached.get(cache.key(content))
+        if value is None:
+            results.append(_decode(path, settings.intensity, content))
+        else:
+            results.append(_FingerprintAndTile(_unpacked(content, value), None))
+    return results
+
+
+def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") -> _FingerprintAndTile:
+    """Decode a file and return its fingerprint and tile.
+
+    `content` is the digest of the file; it is computed if it is empty.
+    """
     try:
         image = read_image(path, TILE, intensity=intensity)
         stored = stored_image(path, image)
     except ImageError as error:
-        return Fingerprint(error.reason), b""
+        return _FingerprintAndTile(Fingerprint(error.reason), None)
     gray = image.convert("L")
     pixels = small_gray(gray, SIZE)
-    content = content or file_digest(path)
-    spread, hashes = float(pixels.std()), _hashes(pixels)
-    return Fingerprint(None, stored.size, stored.mode, spread, content, *hashes, stored.damage), _tile(gray)
+    phash, inner_phash = _hashes(pixels)
+    fingerprint = Fingerprint(
+        reason=None,
+        size=stored.size,
+        mode=stored.mode,
+        spread=float(pixels.std()),
+        content=content or file_digest(path),
+        phash=phash,
+        inner_phash=inner_phash,
+        damage=stored.damage,
+    )
+    return _FingerprintAndTile(fingerprint, _tile(gray))
 
 
 def _tile(image: Image.Image) -> bytes:
+    """Return the gray levels of an image at the size at which images are compared, one byte per pixel."""
     return small_gray(image, TILE).astype(np.uint8).tobytes()
 
 
 def _packed(image: Fingerprint, tile: bytes) -> bytes:
+    """Return the cached value of a decoded image: its fingerprint without the content, and its tile."""
+    mode = image.mode.encode()
     damage = (image.damage or "").encode()
-    return PACKED.pack(*image.size, image.mode.encode(), image.spread, image.phash, image.inner_phash, damage) + tile
+    return PACKED.pack(*image.size, mode, image.spread, image.phash, image.inner_phash, damage) + tile
 
 
 def _unpacked(content: bytes, value: bytes) -> Fingerprint:
+    """Return the fingerprint in a cached value, for a file with the digest `content`."""
     width, height, mode, spread, phash, inner_phash, damage = PACKED.unpack_from(value)
-    size, mode = (width, height), mode.rstrip(b"\0").decode()
-    return Fingerprint(None, size, mode, spread, content, phash, inner_phash, damage.decode() or None)
+    return Fingerprint(
+        reason=None,
+        size=(width, height),
+        mode=mode.rstrip(b"\0").decode(),
+        spread=spread,
+        content=content,
+        phash=phash,
+        inner_phash=inner_phash,
+        damage=damage.decode() or None,
+    )
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
-    cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])
-    signs = (cosines @ pixels @ cosines.T).take(_lowest()) > 0
-    bits = np.packbits(signs).tobytes()
-    return int.from_bytes(bits[: BITS // 8], "big"), int.from_bytes(bits[BITS // 8 :], "big")
+    """Return two perceptual hashes of an image: of the whole image, and of its inner part without the margins.
+
+    Each bit is the sign of a two-dimensional cosine frequency.
+    """
+    cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])  # (2 F, S)
+    frequencies = cosines @ pixels @ cosines.T  # (2 F, 2 F): the whole image above left, the inner part below right
+    signs = frequencies.take(_lowest()) > 0
+    packed = np.packbits(signs).tobytes()
+    whole, inner = packed[: BITS // 8], packed[BITS // 8 :]
+    return int.from_bytes(whole, "big"), int.from_bytes(inner, "big")
 
 
 @lru_cache
 def _cosines(margin: float) -> Float[ndarray, "F S"]:
-    """Return the cosine basis. All rows but the first sum to zero, so the hash ignores brightness."""
+    """Return the cosine basis of an image without a margin on each side, which is a share of the image.
+
+    All rows but the first sum to zero, so the hash ignores brightness.
+    """
     edges = np.arange(SIZE + 1) / SIZE
-    share = np.clip(np.minimum(edges[1:], 1 - margin) - np.maximum(edges[:-1], margin), 0, None) * SIZE
-    position = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
-    waves = np.cos(np.pi * np.arange(FREQUENCIES)[:, None] * position) * share
-    waves[1:] -= waves[1:].sum(axis=1, keepdims=True) * share / share.sum()
+    left = np.maximum(edges[:-1], margin)
+    right = np.minimum(edges[1:], 1 - margin)
+    inside = np.clip(right - left, 0, None) * SIZE  # (S,): the share of each pixel that is within the margins
+    centers = (np.arange(SIZE) + 0.5) / SIZE
+    position = (centers - margin) / (1 - 2 * margin)  # from 0 to 1 within the margins
+    frequency = np.arange(FREQUENCIES)[:, None]
+    waves = np.cos(np.pi * frequency * position) * inside
+    surplus = waves[1:].sum(axis=1, keepdims=True)
+    waves[1:] -= surplus * inside / inside.sum()
     cosines: ndarray = waves.astype(np.float32)
     return cosines
 
 
 @lru_cache
 def _lowest() -> Int[ndarray, "B"]:
-    """Return, for each bit of both hashes, a flat index into the matrix of vertical and horizontal frequencies."""
-    grid = itertools.product(range(FREQUENCIES), repeat=2)
-    order = sorted(grid, key=lambda pair: (pair[0] ** 2 + pair[1] ** 2, pair))[1 : BITS + 1]  # without the mean
-    vertical, horizontal = np.array(order).T
-    return np.concatenate([(vertical + start) * 2 * FREQUENCIES + horizontal + start for start in (0, FREQUENCIES)])
+    """Return, for each bit of both hashes, a flat index into the matrix of vertical and horizontal frequencies.
+
+    The matrix has two blocks on its diagonal: the frequencies of the whole image, then those of its inner part.
+    """
+
+    def from_low_to_high(frequency: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+        vertical, horizontal = frequency
+        return vertical**2 + horizontal**2, frequency
+
+    grid = itertools.product(range(FREQUENCIES), range(FREQUENCIES))
+    lowest = sorted(grid, key=from_low_to_high)[1 : BITS + 1]  # the first is the mean, which is only the brightness
+    vertical, horizontal = np.array(lowest).T
+    width = 2 * FREQUENCIES
+    whole = vertical * width + horizontal
+    inner = (vertical + FREQUENCIES) * width + horizontal + FREQUENCIES
+    return np.concatenate([whole, inner])
 
 
+# The matrix of frequencies has an even width, so an index is odd if its horizontal frequency is odd.
 FLIP_MASK = int.from_bytes(np.packbits(_lowest()[:BITS] % 2 == 1).tobytes(), "big")
 """The bits of odd horizontal frequencies, which a left-right flip inverts."""

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from probmcl.audit.duplicates.candidates import CandidatePairs, candidate_pairs
 from probmcl.audit.duplicates.comparison import MIN_SIMILARITY, TileComparison, write_tiles
-from probmcl.audit.duplicates.hashing import NO_CACHE, Fingerprint, ResultCache, fingerprints, open_results
+from probmcl.audit.duplicates.hashing import DEFAULT_SEARCH, Fingerprint, SearchSettings, fingerprints, open_results
 from probmcl.console import Console
 from probmcl.data.pixels import IntensityRange
 from probmcl.data.records import SPLITS
@@ -72,7 +72,8 @@ class Duplicates(NamedTuple):
 
     def together(self) -> list[tuple[int, ...]]:
         """Return the sets of rows that must stay in one split: identical files and confirmed near-duplicates."""
-        return [*self.exact, *((pair.one, pair.other) for pair in self.near if pair.confirmed)]
+        confirmed = [(pair.one, pair.other) for pair in self.near if pair.confirmed]
+        return [*self.exact, *confirmed]
 
     def take(self, rows: Int[ndarray, "K"]) -> "Duplicates":
         """Return the duplicates among the given rows, numbered from 0; they must include all duplicates.
@@ -81,10 +82,11 @@ class Duplicates(NamedTuple):
         >>> len(found.fingerprints), found.exact
         (3, [(0, 2)])
         """
-        new = {row: index for index, row in enumerate(rows.tolist())}
-        exact = [tuple(new[row] for row in same) for same in self.exact]
-        near = [replace(pair, one=new[pair.one], other=new[pair.other]) for pair in self.near]
-        return self._replace(fingerprints=[self.fingerprints[row] for row in new], exact=exact, near=near)
+        new_row = {row: index for index, row in enumerate(rows.tolist())}
+        prints = [self.fingerprints[row] for row in new_row]
+        exact = [tuple(new_row[row] for row in identical) for identical in self.exact]
+        near = [replace(pair, one=new_row[pair.one], other=new_row[pair.other]) for pair in self.near]
+        return Duplicates(prints, exact, near)
 
 
 def find_duplicates(
@@ -92,14 +94,11 @@ def find_duplicates(
 ) -> Duplicates:
     """Decode every image once, then compare the candidate pairs; results of earlier searches are reused."""
     with open_results(intensity) as cache:
+        settings = SearchSettings(intensity, workers, cache)
         with console.progress("reading every image once", len(paths)) as bar:
-            prints = fingerprints(
-                paths, intensity=intensity, workers=workers, advance=lambda n: bar.advance(n, steps=n), cache=cache
-            )
+            prints = fingerprints(paths, settings, advance=lambda images: bar.advance(images, steps=images))
         with console.progress("looking for duplicates", len(paths)) as bar:
-            near = near_duplicates(
-                paths, prints, intensity=intensity, workers=workers, advance=lambda n: bar.advance(steps=n), cache=cache
-            )
+            near = near_duplicates(paths, prints, settings, advance=lambda images: bar.advance(steps=images))
     return Duplicates(prints, exact_duplicates(prints), near)
 
 
@@ -109,21 +108,19 @@ def exact_duplicates(prints: Sequence[Fingerprint]) -> list[tuple[int, ...]]:
     >>> exact_duplicates([Fingerprint(None, content=content) for content in (b"a", b"b", b"a")])
     [(0, 2)]
     """
-    rows: dict[bytes, list[int]] = {}
+    rows_of_content: dict[bytes, list[int]] = {}
     for row, image in enumerate(prints):
         if image.reason is None:
-            rows.setdefault(image.content, []).append(row)
-    return [tuple(identical) for identical in rows.values() if len(identical) > 1]
+            rows_of_content.setdefault(image.content, []).append(row)
+    return [tuple(rows) for rows in rows_of_content.values() if len(rows) > 1]
 
 
 def near_duplicates(
     paths: Sequence[Path],
     prints: Sequence[Fingerprint],
+    settings: SearchSettings = DEFAULT_SEARCH,
     *,
-    intensity: IntensityRange | None = None,
-    workers: int = 0,
     advance: Callable[[int], None] | None = None,
-    cache: ResultCache = NO_CACHE,
 ) -> list[NearPair]:
     """Return the confirmed and doubtful pairs of near-duplicates, sorted by row.
 
@@ -132,32 +129,53 @@ def near_duplicates(
     images are ignored. At most the 200 most similar doubtful pairs are returned. `advance` receives the progress in
     images, `len(paths)` in total.
     """
-    first = {image.content: row for row, image in reversed(list(enumerate(prints))) if image.reason is None}
-    rows = sorted(row for row in first.values() if not prints[row].nearly_constant)
-    hashes = np.array([(prints[row].phash, prints[row].inner_phash) for row in rows], dtype=np.uint64).reshape(-1, 2)
-    pairs = candidate_pairs(hashes[:, 0], hashes[:, 1])
-    sample = _random_pairs(len(rows) if len(pairs.ones) else 0)
-    steps = len(sample.ones) + len(pairs.ones)
-    step = _in_images(len(paths), max(steps, 1), advance)
-    if not steps:
-        step(1)
+    distinct = _distinct_rows(prints)
+    hashes = [(prints[row].phash, prints[row].inner_phash) for row in distinct]
+    columns = np.array(hashes, dtype=np.uint64).reshape(-1, 2)  # two columns also without images
+    candidates = candidate_pairs(columns[:, 0], columns[:, 1])
+    if not len(candidates.ones):
+        if advance is not None:
+            advance(len(paths))
         return []
-    needed = np.unique(np.concatenate([pairs.ones, pairs.others, sample.ones, sample.others]))
-    rows = [rows[index] for index in needed]
-    pairs, sample = (
-        some._replace(ones=np.searchsorted(needed, some.ones), others=np.searchsorted(needed, some.others))
-        for some in (pairs, sample)
-    )
+    unrelated = _random_pairs(len(distinct))
+    step = _in_images(len(paths), len(unrelated.ones) + len(candidates.ones), advance)
+
+    # Only the images of a pair are read again. From here on, the images of a pair are indices of `rows`.
+    images = np.unique(np.concatenate([candidates.ones, candidates.others, unrelated.ones, unrelated.others]))
+    rows = [distinct[image] for image in images]
+    pairs = _renumbered(candidates, images)
+    sample = _renumbered(unrelated, images)
+
+    contents = [prints[row].content for row in rows]
     # After an error, the tiles may still be mapped, and Windows does not delete mapped files.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        tiles, contents = Path(folder) / "tiles", [prints[row].content for row in rows]
-        write_tiles(tiles, [paths[row] for row in rows], contents, intensity=intensity, workers=workers, cache=cache)
-        comparison = TileComparison(tiles, contents, workers, cache, step)
-        sample_coarse, sample_fine = comparison.correlations(sample)
-        confirmed, doubtful = thresholds(np.where(np.isnan(sample_fine), sample_coarse, sample_fine))
-        minimum = max(MIN_SIMILARITY[1], _unusual(sample_coarse, COARSE_DEVIATIONS))
-        measured = comparison.correlations(pairs, minimum)
+        tiles = Path(folder) / "tiles"
+        write_tiles(tiles, [paths[row] for row in rows], contents, settings)
+        comparison = TileComparison(tiles, contents, settings, step)
+        coarse, fine = comparison.correlations(sample)
+        final = np.where(np.isnan(fine), coarse, fine)  # few random pairs are compared at full size
+        confirmed, doubtful = thresholds(final)
+        min_coarse = max(MIN_SIMILARITY.third, _unusual_correlation(coarse, COARSE_DEVIATIONS))
+        measured = comparison.correlations(pairs, min_coarse)
     return _near_pairs(rows, pairs, measured.fine, confirmed, doubtful)
+
+
+def _distinct_rows(prints: Sequence[Fingerprint]) -> list[int]:
+    """Return the first row of each content, without images that are unreadable or nearly constant."""
+    rows: list[int] = []
+    seen: set[bytes] = set()
+    for row, image in enumerate(prints):
+        if image.reason is not None or image.content in seen:
+            continue
+        seen.add(image.content)
+        if not image.nearly_constant:
+            rows.append(row)
+    return rows
+
+
+def _renumbered(pairs: CandidatePairs, images: Int[ndarray, "K"]) -> CandidatePairs:
+    """Return the pairs with the position of each image in `images`, which is sorted and has all of them."""
+    return pairs._replace(ones=np.searchsorted(images, pairs.ones), others=np.searchsorted(images, pairs.others))
 
 
 def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
@@ -167,55 +185,84 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
     >>> 0.98 < doubtful < confirmed < 1
     True
     """
-    confirmed, doubtful = (_unusual(sample, count) for count in (CONFIRMED_DEVIATIONS, DOUBTFUL_DEVIATIONS))
-    return max(CONFIRMED, confirmed), max(DOUBTFUL, doubtful)
+    confirmed = max(CONFIRMED, _unusual_correlation(sample, CONFIRMED_DEVIATIONS))
+    doubtful = max(DOUBTFUL, _unusual_correlation(sample, DOUBTFUL_DEVIATIONS))
+    return confirmed, doubtful
 
 
-def _unusual(sample: Float[ndarray, "K"], deviations: float) -> float:
-    """Return the correlation a number of robust standard deviations above the median; 0 for an empty sample."""
+def _unusual_correlation(sample: Float[ndarray, "K"], deviations: float) -> float:
+    """Return the correlation a number of robust standard deviations above the median; 0 for an empty sample.
+
+    The deviations are those of log(1 - correlation), which is low for a high correlation.
+    """
     if not len(sample):
         return 0.0
     log_difference = np.log(np.maximum(1 - sample, 1e-6))
     median = float(np.median(log_difference))
-    deviation = 1.4826 * float(np.median(np.abs(log_difference - median)))
-    return 1 - math.exp(median - deviations * deviation)
+    median_deviation = float(np.median(np.abs(log_difference - median)))
+    standard_deviation = 1.4826 * median_deviation  # of a normal distribution
+    return 1 - math.exp(median - deviations * standard_deviation)
 
 
-def _random_pairs(count: int) -> CandidatePairs:
-    """Return random pairs, to measure how similar unrelated images in the dataset are."""
-    size = SAMPLED_PAIRS if count >= MIN_SAMPLED_IMAGES else 0
+def _random_pairs(images: int) -> CandidatePairs:
+    """Return random pairs, to measure how similar unrelated images in the dataset are; none for very few images."""
+    size = SAMPLED_PAIRS if images >= MIN_SAMPLED_IMAGES else 0
     rng = np.random.default_rng(0)
-    ones = rng.integers(0, max(count, 1), size)
-    others = (ones + rng.integers(1, max(count, 2), size)) % max(count, 1)
+    ones = rng.integers(0, max(images, 1), size)
+    steps = rng.integers(1, max(images, 2), size)  # from the first to the second image, which is never the same
+    others = (ones + steps) % max(images, 1)
     return CandidatePairs(ones, others, np.zeros(size, dtype=bool), np.zeros(size, dtype=np.uint8))
 
 
 def _near_pairs(
     rows: Sequence[int], pairs: CandidatePairs, correlation: Float[ndarray, "P"], confirmed: float, doubtful: float
 ) -> list[NearPair]:
-    """Return all confirmed and the most similar doubtful pairs, each once with its highest correlation."""
+    """Return all confirmed and the most similar doubtful pairs, each once with its highest correlation.
+
+    Args:
+        rows: the row of each image.
+        pairs: pairs of images; a pair may be in it twice, flipped and not flipped.
+        correlation: the correlation of each pair; NaN for a pair that is not similar.
+        confirmed: the minimum correlation of a confirmed pair.
+        doubtful: the minimum correlation of a doubtful pair.
+    """
     best: dict[tuple[int, int], NearPair] = {}
     for index in np.flatnonzero(correlation >= doubtful):
-        one, other = rows[pairs.ones[index]], rows[pairs.others[index]]
+        one = rows[pairs.ones[index]]
+        other = rows[pairs.others[index]]
         value = float(correlation[index])
-        if (one, other) not in best or best[one, other].correlation < value:
-            best[one, other] = NearPair(one, other, int(pairs.distances[index]), value, confirmed=value >= confirmed)
+        earlier = best.get((one, other))
+        if earlier is None or earlier.correlation < value:
+            distance = int(pairs.distances[index])
+            best[one, other] = NearPair(one, other, distance, value, confirmed=value >= confirmed)
     certain = [pair for pair in best.values() if pair.confirmed]
-    uncertain = sorted((pair for pair in best.values() if not pair.confirmed), key=lambda pair: -pair.correlation)
-    return sorted(certain + uncertain[:MAX_DOUBTFUL], key=lambda pair: (pair.one, pair.other))
+    uncertain = [pair for pair in best.values() if not pair.confirmed]
+    most_similar = sorted(uncertain, key=lambda pair: -pair.correlation)[:MAX_DOUBTFUL]
+    return sorted(certain + most_similar, key=lambda pair: (pair.one, pair.other))
 
 
 def _in_images(images: int, pairs: int, advance: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a function that converts progress in pairs to progress in images, the unit of the progress bar."""
-    done = 0
+    """Return a function that converts progress in pairs to progress in images, the unit of the progress bar.
+
+    The calls of `advance` add up to `images` when all pairs are done.
+    """
+    pairs_done = 0
 
     def step(count: int) -> None:
-        nonlocal done
-        before, done = done, done + count
+        nonlocal pairs_done
+        images_before = images * pairs_done // pairs
+        pairs_done += count
         if advance is not None:
-            advance(images * done // pairs - images * before // pairs)
+            advance(images * pairs_done // pairs - images_before)
 
     return step
+
+
+class _Leak(NamedTuple):
+    """Rows that belong together, but may be in several splits, and what a message adds about them."""
+
+    rows: tuple[int, ...]
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -235,27 +282,30 @@ class Leaks:
 
     def described(self, name_of: Callable[[int], str]) -> dict[str, list[str]]:
         """Return the leaks that block training, by kind and splits; `name_of` names the image of a row."""
-        groups = [(f": group {name!r}", rows) for name, rows in self.groups.items()]
-        return {
-            **self._described("identical files", [("", rows) for rows in self.exact], name_of),
-            **self._described("same group", groups, name_of),
-            **self._described("near-duplicates", [_with_correlation(pair) for pair in self.confirmed], name_of),
-        }
+        identical = [_Leak(rows) for rows in self.exact]
+        groups = [_Leak(rows, f": group {name!r}") for name, rows in self.groups.items()]
+        copies = [_similar_leak(pair) for pair in self.confirmed]
+        described = self._described("identical files", identical, name_of)
+        described |= self._described("same group", groups, name_of)
+        described |= self._described("near-duplicates", copies, name_of)
+        return described
 
     def described_doubtful(self, name_of: Callable[[int], str]) -> dict[str, list[str]]:
         """Return the doubtful pairs by splits; `name_of` names the image of a row."""
-        doubtful = [_with_correlation(pair) for pair in self.doubtful]
+        doubtful = [_similar_leak(pair) for pair in self.doubtful]
         return self._described("possible near-duplicates", doubtful, name_of)
 
-    def _described(
-        self, kind: str, leaks: Sequence[tuple[str, tuple[int, ...]]], name_of: Callable[[int], str]
-    ) -> dict[str, list[str]]:
+    def _described(self, kind: str, leaks: Sequence[_Leak], name_of: Callable[[int], str]) -> dict[str, list[str]]:
+        """Describe leaks of one kind, by the two splits: the first image in each of them is named."""
         described: dict[str, list[str]] = {}
-        for detail, rows in leaks:
-            first = {self.split[row]: row for row in reversed(rows)}
-            for one, other in combinations([split for split in SPLITS if split in first], 2):
-                leak = f"{name_of(first[one])} ({one}) and {name_of(first[other])} ({other}){detail}"
-                described.setdefault(f"{kind} in {one} and {other}", []).append(leak)
+        for leak in leaks:
+            first_row: dict[str, int] = {}
+            for row in leak.rows:
+                first_row.setdefault(self.split[row], row)
+            image_in = {split: f"{name_of(first_row[split])} ({split})" for split in SPLITS if split in first_row}
+            for one, other in combinations(image_in, 2):
+                text = f"{image_in[one]} and {image_in[other]}{leak.detail}"
+                described.setdefault(f"{kind} in {one} and {other}", []).append(text)
         return described
 
 
@@ -265,11 +315,16 @@ def leak_lines(described: Mapping[str, Sequence[str]]) -> list[str]:
     >>> leak_lines({"identical files in train and test": ["a.jpg (train) and b.jpg (test)"]})
     ['identical files in train and test: 1', '  a.jpg (train) and b.jpg (test)']
     """
-    return [line for kind, leaks in described.items() for line in (f"{kind}: {len(leaks):,}", *listed(leaks))]
+    lines: list[str] = []
+    for kind, leaks in described.items():
+        lines.append(f"{kind}: {len(leaks):,}")
+        lines += listed(leaks)
+    return lines
 
 
-def _with_correlation(pair: NearPair) -> tuple[str, tuple[int, ...]]:
-    return f": correlation {pair.correlation:.3f}", (pair.one, pair.other)
+def _similar_leak(pair: NearPair) -> _Leak:
+    """Return a pair of similar images as a leak."""
+    return _Leak((pair.one, pair.other), f": correlation {pair.correlation:.3f}")
 
 
 def find_leaks(
@@ -289,14 +344,17 @@ def find_leaks(
     same group in train and test: 1
       2.jpg (train) and 1.jpg (test): group 'b'
     """
-    members: dict[str, list[int]] = {}
+
+    def is_across(rows: Iterable[int]) -> bool:
+        """Return whether the images of these rows are in more than one split."""
+        return len({split[row] for row in rows}) > 1
+
+    rows_of_group: dict[str, list[int]] = {}
     for row, group in enumerate(groups or ()):
-        members.setdefault(group, []).append(row)
-    across = [pair for pair in near if split[pair.one] != split[pair.other]]
-    return Leaks(
-        split,
-        [rows for rows in exact if len({split[row] for row in rows}) > 1],
-        {group: tuple(rows) for group, rows in members.items() if len({split[row] for row in rows}) > 1},
-        [pair for pair in across if pair.confirmed],
-        [pair for pair in across if not pair.confirmed],
-    )
+        rows_of_group.setdefault(group, []).append(row)
+    exact_across = [rows for rows in exact if is_across(rows)]
+    groups_across = {group: tuple(rows) for group, rows in rows_of_group.items() if is_across(rows)}
+    near_across = [pair for pair in near if is_across((pair.one, pair.other))]
+    confirmed = [pair for pair in near_across if pair.confirmed]
+    doubtful = [pair for pair in near_across if not pair.confirmed]
+    return Leaks(split, exact_across, groups_across, confirmed, doubtful)
