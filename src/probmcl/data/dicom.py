@@ -115,12 +115,13 @@ def _refuse_inflated_rest(file: BinaryIO, max_bytes: int) -> None:
 def _copy_frame_attributes(data: Dataset) -> None:
     """Copy the first frame's rescale and window to the top level of a multi-frame file."""
     for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
-        if not data.get(groups):
+        frames = data.get(groups)
+        if not frames:
             continue
-        first_frame = data.get(groups)[0]
+        first_frame = frames[0]
         for sequence in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
             if sequence in first_frame:
-                [attributes, *_] = first_frame[sequence].value
+                attributes = first_frame[sequence].value[0]
                 data.update({element.tag: element for element in attributes})
 
 
