@@ -91,15 +91,16 @@ def to_rich(table: Table) -> rich.table.Table:
         shown.caption = Text(printable("\n".join(table.below)))
     rows = list(table.cells())
     for number, column in enumerate(table.columns):
-        cells = [cell for _, cell in [row[number] for row in rows]]
-        _add_column(shown, column, cells, framed=table.framed)
+        column_and_cell_of_row = [row[number] for row in rows]
+        texts = [printable(cell.text) for _, cell in column_and_cell_of_row]
+        _add_column(shown, column, texts, framed=table.framed)
     for row in rows:
         shown.add_row(*[_rich_cell(column, cell) for column, cell in row])
     return shown
 
 
-def _add_column(shown: rich.table.Table, column: Column, cells: Sequence[Cell], *, framed: bool) -> None:
-    """Add a column to a table for the terminal, without its cells.
+def _add_column(shown: rich.table.Table, column: Column, texts: Sequence[str], *, framed: bool) -> None:
+    """Add a column to a table for the terminal; `texts` are those of its cells, which are added later.
 
     In a table that is not framed, a column of numbers is as wide as its widest number or the longest word of its
     header, which may wrap.
@@ -107,8 +108,8 @@ def _add_column(shown: rich.table.Table, column: Column, cells: Sequence[Cell], 
     header = printable(column.header)
     width = None
     if not column.words and not framed:
-        unbreakable = [*header.split(), *[printable(cell.text) for cell in cells]]
-        width = max(len(part) for part in unbreakable)
+        unbreakable = [*header.split(), *texts]
+        width = max(len(text) for text in unbreakable)
     no_wrap = framed and not column.words
     shown.add_column(Text(header), justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
 
@@ -166,7 +167,8 @@ def markdown_text(text: str) -> str:
     >>> print(markdown_text("my_loss|x, re-probed"))
     my\\_loss\\|x, re-probed
     """
-    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))
+    one_line_text = " ".join(text.split())
+    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", one_line_text)
 
 
 def to_latex(table: Table, *, label: str, caption: str) -> str:
@@ -211,7 +213,8 @@ def latex_text(text: str) -> str:
     >>> print(latex_text("my_loss & 95 %"))
     my\\_loss \\& 95 \\%
     """
-    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # otherwise a ligature makes one long dash
+    escaped = " ".join(text.split()).translate(_LATEX)
+    return escaped.replace("--", "-{}-")  # otherwise a ligature makes one long dash
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
