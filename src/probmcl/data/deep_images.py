@@ -104,7 +104,9 @@ def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
     low = float(np.percentile(pixels, first, method="lower"))  # a value that occurs, not an interpolated one
     high = float(np.percentile(pixels, last, method="higher"))
     if low == high:
-        files = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
+        files = str(deep[0].path)
+        if len(deep) > 1:
+            files = f"{files} and {len(deep) - 1} more"
         raise DataError(f'`range="auto"`: {files}: nearly all pixels are {format_level(low)}; set `range="LOW,HIGH"`')
     images = counted(len(deep), "image")
     return IntensityRange(low, high, f"{first:g} and {last:g} percentiles of {images}")

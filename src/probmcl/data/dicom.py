@@ -148,6 +148,7 @@ def _modality(data: Dataset, stored: Shaped[ndarray, "H W"]) -> Shaped[ndarray, 
 
 
 def _has_window(data: Dataset) -> bool:
+    """Return whether the file has a window, which maps gray values to what is displayed."""
     return data.get("WindowCenter") is not None and data.get("WindowWidth") is not None
 
 

@@ -102,7 +102,8 @@ class LabelStates:
     chance: Float[ndarray, "C"]
 
     def __post_init__(self) -> None:
-        if self.chance.shape != self.default.shape or self.classes.shape != self.states.shape:
+        fits = self.chance.shape == self.default.shape and self.classes.shape == self.states.shape
+        if not fits:
             raise ValueError("`chance` needs a value for every class, and `states` one for every entry")
         if len(self.starts) < 1 or self.starts[-1] != len(self.classes):
             raise ValueError(f"`starts` ends with {self.starts[-1:]}, but the number of entries is {len(self.classes)}")
@@ -138,13 +139,15 @@ class LabelStates:
 
         order = np.lexsort((classes, rows))  # by row, then by class
         rows, classes, states = rows[order], classes[order], states[order]
-        repeated = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
-        differs = np.diff(states.astype(np.int16), prepend=-1) != 0  # from the entry before; uint8 would wrap around
-        if (repeated & differs).any():
+        # Compare each entry with the one before. The first one differs from −1 in everything.
+        same_label = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
+        other_state = np.diff(states.astype(np.int16), prepend=-1) != 0
+        if (same_label & other_state).any():
             raise ValueError("a class has two different states in one image")
-        rows, classes, states = rows[~repeated], classes[~repeated].astype(np.int32), states[~repeated]
-        starts = np.concatenate([[0], np.bincount(rows, minlength=n_images).cumsum()])
-        return cls(default, starts, classes, states, chance)
+        is_kept = ~same_label
+        entries_per_image = np.bincount(rows[is_kept], minlength=n_images)
+        starts = np.concatenate([[0], entries_per_image.cumsum()])
+        return cls(default, starts, classes[is_kept].astype(np.int32), states[is_kept], chance)
 
     @classmethod
     def from_states(
@@ -238,14 +241,15 @@ class LabelStates:
         if present_by_default.any():
             labels, known = self.labels_and_known()
             return csr_array((labels > 0) & known)
-        kept = (self.states == State.PRESENT) | ((self.states == State.UNCERTAIN) & sure[self.classes])
-        rows = self._row_of_entry()[kept]
-        return csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
+        is_present = (self.states == State.PRESENT) | ((self.states == State.UNCERTAIN) & sure[self.classes])
+        rows, classes = self._row_of_entry()[is_present], self.classes[is_present]
+        return csr_array((np.ones(len(rows), dtype=bool), (rows, classes)), shape=self.shape)
 
     def counts(self) -> Int[ndarray, "4 C"]:
         """Return the number of images per state and class, before `chance` is applied."""
         images, classes = self.shape
-        counts = np.stack([np.bincount(self.classes[self.states == state], minlength=classes) for state in State])
+        entries = [np.bincount(self.classes[self.states == state], minlength=classes) for state in State]
+        counts = np.stack(entries)
         without_entry = images - counts.sum(axis=0)
         counts[self.default, np.arange(classes)] += without_entry
         return counts
@@ -267,13 +271,17 @@ class LabelStates:
 
     def any_known(self) -> Bool[ndarray, "N"]:
         """Return, for each image, whether any of its labels is known."""
-        known = [self.labels_and_known(rows)[1].any(axis=1) for rows in self._blocks()]
-        return np.concatenate([np.zeros(0, dtype=bool), *known])
+        any_known: list[ndarray] = [np.zeros(0, dtype=bool)]  # there may be no block
+        for rows in self._blocks():
+            _, known = self.labels_and_known(rows)
+            any_known.append(known.any(axis=1))
+        return np.concatenate(any_known)
 
     def digest(self) -> bytes:
         """Return a hash of the states and of `chance` that does not depend on the default states."""
+        chance = self.chance.astype("<f4").tobytes()
         states = (self.dense(rows).tobytes() for rows in self._blocks())
-        return content_digest(chain([self.chance.astype("<f4").tobytes()], states))
+        return content_digest(chain([chance], states))
 
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
         """Return the states after applying a hierarchy.

@@ -195,7 +195,7 @@ class _ViewsOfImage:
         return torch.stack(views)
 
     def _read(self, path: Path, size: int) -> Image.Image:
-        """Decode an image with sides of at least `size` pixels, or read it from the cache."""
+        """Read an image like `read_image`, from the cache if there is one."""
         read = read_image if self.cache is None else self.cache.read
         return read(path, size, intensity=self.preprocessing.intensity)
 

@@ -60,7 +60,7 @@ def make_splits(
     part_shares = [1.0 - sum(taken.values()), *taken.values()]
 
     units = _count_units(records, unit_of_image, train_rows)
-    units_outside_train = np.unique(unit_of_image[split != "train"])
+    units_outside_train = np.unique(unit_of_image[split != "train"])  # the rest of such a unit stays in train
     stay = np.flatnonzero(np.isin(units.numbers, units_outside_train)).tolist()
     part_of_unit = stratify(units.positives, units.sizes, part_shares, seed=seed, keep=0, stay=stay)
     split[train_rows] = part_names[part_of_unit[units.unit_of_row]]
@@ -84,7 +84,7 @@ def _shares_taken_from_train(
     if train_images == 0 or train_images >= MIN_FOR_SHARES:
         return taken
 
-    # So few images leave too few for a score if they are divided by share: a default is a number of images instead.
+    # The default share of so few images would be too few to score on. A default is a number of images instead.
     by_default = [name for name in taken if given[name] is None]
     if by_default and train_images < MIN_TO_SPLIT:
         raise TooFewImagesError(train_images, by_default)
@@ -160,7 +160,7 @@ def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
     if wrong:
         raise ValueError(f"together: row {wrong[0]} does not exist; the records have {counted(len(records), 'image')}")
-    first_row: dict[str, int] = {}  # of each group
+    first_row: dict[str, int] = {}  # of each group; each image is paired with the first one of its group
     pairs = [(first_row.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
     return connected_sets(len(records), [*together, *pairs])
 
@@ -190,7 +190,7 @@ class _Units(NamedTuple):
 
     numbers: Int[ndarray, "U"]
     sizes: Int[ndarray, "U"]  # images per unit
-    positives: csr_array  # (U, C), images of each unit that count for each column of `_stratified_columns`
+    positives: csr_array  # (U, columns), number of images with a 1 in each column of `_stratified_columns`
     unit_of_row: Int[ndarray, "R"]  # position of each row's unit in the other arrays
 
 
@@ -201,7 +201,8 @@ def _count_units(records: Records, unit_of_image: Int[ndarray, "N"], rows: Int[n
     numbers, unit_of_row, sizes = np.unique(unit_of_image[rows], return_inverse=True, return_counts=True)
     ones = np.ones(len(rows), dtype=np.int64)
     membership = csr_array((ones, (unit_of_row, np.arange(len(rows)))), shape=(len(numbers), len(rows)))
-    return _Units(numbers, sizes, membership @ _stratified_columns(records)[rows], unit_of_row)
+    positives = membership @ _stratified_columns(records)[rows]
+    return _Units(numbers, sizes, positives, unit_of_row)
 
 
 def _stratified_columns(records: Records) -> Any:

@@ -46,21 +46,20 @@ def stratify(
     >>> np.bincount(part[:5]).tolist(), np.bincount(part[5:]).tolist()
     ([4, 1], [8, 2])
     """
-    if counts.shape[0] != len(sizes) or (sizes < 1).any():
-        raise ValueError(
-            f"{counted(counts.shape[0], 'unit')}, but {counted(len(sizes), 'size')}; each size must be at least 1"
-        )
+    units = counts.shape[0]
+    if units != len(sizes) or (sizes < 1).any():
+        raise ValueError(f"{counted(units, 'unit')}, but {counted(len(sizes), 'size')}; each size must be at least 1")
     if not len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares={list(shares)} must be positive and add up to 1")
-    most_parts = len(sizes) - max(0, len(stay) - 1)  # the units in `stay` fill only one part
+    most_parts = units - max(0, len(stay) - 1)  # the units in `stay` fill only one part
     if min(most_parts, len(shares)) < 2:
-        return np.zeros(len(sizes), dtype=np.int64)
+        return np.zeros(units, dtype=np.int64)
 
     # Until the parts are returned, the units are numbered by their positions in `order`.
     rng = np.random.default_rng(seed)
-    order = _sort_by_classes(counts, rng.permutation(len(sizes)))
+    order = _sort_by_classes(counts, rng.permutation(units))
     assignment = _Assignment.begin(counts[order], sizes[order], np.array(shares[:most_parts]))
-    free = np.isin(order, np.array(stay, dtype=np.int64), invert=True)
+    free = np.isin(order, np.array(stay, dtype=np.int64), invert=True)  # whether a unit may leave part 0
     staying = np.flatnonzero(~free)
     assignment.assign(staying, np.zeros(len(staying), dtype=np.int64))
 
@@ -156,7 +155,7 @@ def _assign_all(assignment: _Assignment, rng: np.random.Generator) -> None:
         units, amounts = members[unassigned], member_amounts[unassigned]
         for amount in np.unique(amounts)[::-1]:
             batch = units[amounts == amount]
-            deficits = -assignment.excess[:, rarest] / amount
+            deficits = -assignment.excess[:, rarest] / amount  # in units of this amount
             quotas = _quotas(deficits, _by_room(assignment, rng), len(batch))
             assignment.assign(batch, _interleave(quotas, rng))
 
@@ -170,7 +169,7 @@ def _by_room(assignment: _Assignment, rng: np.random.Generator) -> Int[ndarray, 
 def _interleave(quotas: Int[ndarray, "K"], rng: np.random.Generator) -> Int[ndarray, "B"]:
     """Return a sequence of part numbers in which part k occurs `quotas[k]` times, evenly spread with random jitter."""
     parts = np.repeat(np.arange(len(quotas)), quotas)
-    first_of_part = np.cumsum(quotas) - quotas
+    first_of_part = np.cumsum(quotas) - quotas  # position of each part's first number in `parts`
     turn = np.arange(len(parts)) - np.repeat(first_of_part, quotas)  # 0, 1, 2, … for each part
     positions = (turn + rng.random(len(parts))) / quotas[parts]  # between 0 and 1 for each part
     return parts[np.argsort(positions)]
