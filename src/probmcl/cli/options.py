@@ -36,8 +36,8 @@ from probmcl.settings.declaration import Argument, Declared, Group, Option, Opti
 SPELLING = {"data": "DATA", "settings": "--set"}
 """Parameters whose option is not just the Python name with dashes."""
 
-OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
-CALL = re.compile(r"`(probmcl\.[a-z]+\([^`]*\))`")
+OPTION = re.compile(r"`(?P<name>[a-z][a-z_]*)(?:=(?P<value>[^`]*))?`")
+CALL = re.compile(r"`(?P<call>probmcl\.[a-z]+\([^`]*\))`")
 NOT_PYTHON = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 """Errors of parsing text in backticks, which may be a placeholder or come from a file."""
 
@@ -65,8 +65,8 @@ def spell_options(text: str) -> str:
     >>> spell_options('first run `probmcl.load("runs/photos").calibrate()`')
     'first run probmcl calibrate runs/photos'
     """
-    text = CALL.sub(lambda call: _spell_call(call[1]), text)
-    return OPTION.sub(lambda option: _spell_option(option[1], option[2]), text)
+    text = CALL.sub(lambda found: _spell_call(found["call"]), text)
+    return OPTION.sub(lambda found: _spell_option(found["name"], found["value"]), text)
 
 
 def _spell_call(text: str) -> str:
@@ -291,7 +291,10 @@ def own_command_of(
         @functools.wraps(function)
         def command(*arguments: Any, **options: Any) -> None:
             given = signature.bind(*arguments, **options).arguments
-            own_values = {option.name: given.pop(option.name) for option in own_options if option.name in given}
+            own_values = {}
+            for option in own_options:
+                if option.name in given:
+                    own_values[option.name] = given.pop(option.name)
             function(own(**own_values), given)
 
         _set_signature(command, signature)
@@ -314,9 +317,11 @@ def command_signature(own: Sequence[Declared], shared: Sequence[Declared], layou
     for option in own:
         if option.name in layout.follows:
             names = [earlier.name for earlier in ordered]
-            ordered.insert(names.index(layout.follows[option.name]) + 1, option)
+            predecessor = names.index(layout.follows[option.name])
+            ordered.insert(predecessor + 1, option)
     parameters = [_parameter(option, layout) for option in ordered]
-    return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
+    parameters.sort(key=lambda parameter: parameter.kind)  # positional ones first, as Python requires
+    return inspect.Signature(parameters)
 
 
 def _parameter(declared: Declared, layout: Layout) -> inspect.Parameter:

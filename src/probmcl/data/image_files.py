@@ -125,7 +125,7 @@ def named_images(
 
     With `missing="keep"`, an error is raised only if all files are missing, because the folder must then be wrong.
     """
-    existing = set()
+    existing: set[str] = set()
     if folder.is_dir():
         existing = {path.name for path in folder.iterdir()}  # faster than one stat per file
     absent = [name for name in names if name not in existing]

@@ -271,10 +271,10 @@ class LabelStates:
 
     def any_known(self) -> Bool[ndarray, "N"]:
         """Return, for each image, whether any of its labels is known."""
-        any_known: list[ndarray] = [np.zeros(0, dtype=bool)]  # there may be no block
+        any_known = [np.zeros(0, dtype=bool)]  # there may be no block
         for rows in self._blocks():
             _, known = self.labels_and_known(rows)
-            any_known.append(known.any(axis=1))
+            any_known.append(np.any(known, axis=1))
         return np.concatenate(any_known)
 
     def digest(self) -> bytes:
