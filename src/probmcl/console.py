@@ -56,9 +56,12 @@ class ProgressBar:
         delay: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.progress, self.task, self.hidden_terms = progress, task, hidden_terms
+        self.progress, self.task = progress, task
+        self.hidden_terms = hidden_terms
         self.delay, self.clock = delay, clock
-        self.images, self.start, self.refreshed = 0, clock(), 0.0
+        self.images = 0
+        self.start = clock()
+        self.refreshed = 0.0  # time of the last update of the displayed loss
 
     @property
     def seconds(self) -> float:
@@ -69,23 +72,28 @@ class ProgressBar:
         """Advance by one training step, as a `probmcl.training.Callback`."""
         if self.clock() - self.refreshed > REFRESH_SECONDS:
             self.refreshed = self.clock()
-            terms = {"loss": step.loss} | {k: v for k, v in step.terms.items() if k not in self.hidden_terms}
-            self.progress.update(self.task, terms=" ".join(f"{name} {float(x):.3g}" for name, x in terms.items()))
+            visible_terms = {name: value for name, value in step.terms.items() if name not in self.hidden_terms}
+            shown = {"loss": step.loss} | visible_terms
+            self.progress.update(self.task, terms=" ".join(f"{name} {float(x):.3g}" for name, x in shown.items()))
         self.advance(step.images)
 
     def advance(self, images: int = 0, steps: int = 1) -> None:
         """Advance by `steps` steps, in which `images` images were processed."""
         self.images += images
-        speed = self.images / max(self.seconds, 1e-9)
+        images_per_second = self.images / max(self.seconds, 1e-9)
         self.show()
-        self.progress.update(self.task, advance=steps, speed=f"{speed:,.0f} images/s" if self.images else "")
+        speed = f"{images_per_second:,.0f} images/s" if self.images else ""
+        self.progress.update(self.task, advance=steps, speed=speed)
 
     def status(self) -> str:
         """Return a line with the progress and the estimated remaining time."""
         [task] = self.progress.tasks
         done, total = int(task.completed), int(task.total or 0)
-        left = f", {rough_duration(self.seconds / done * (total - done))} left" if 0 < done < total else ""
-        return f"{task.description}: {100 * done / max(total, 1):.0f} %, {done:,} of {total:,}{left}"
+        line = f"{task.description}: {100 * done / max(total, 1):.0f} %, {done:,} of {total:,}"
+        if 0 < done < total:
+            seconds_left = self.seconds / done * (total - done)
+            line += f", {rough_duration(seconds_left)} left"
+        return line
 
     def show(self) -> None:
         """Show the bar if the stage has lasted for the delay."""
@@ -113,11 +121,13 @@ class Console:
         holds_last: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.rich, self.rewrite, self.delay, self.clock = output or RichConsole(), rewrite, delay, clock
+        self.rich = output or RichConsole()
+        self.rewrite = rewrite
+        self.delay, self.clock = delay, clock
         self.holds_last = holds_last
-        self.held: list[str] = []
-        self.printed = clock()
-        self.stages: list[Callable[[], str]] = []
+        self.held: list[str] = []  # messages for `print_held`
+        self.printed = clock()  # time of the last output
+        self.stages: list[Callable[[], str]] = []  # functions that return the status, the innermost stage last
 
     @classmethod
     def delayed(cls) -> Console:
@@ -141,6 +151,7 @@ class Console:
         self._write(one_line(text))
 
     def _write(self, text: str) -> None:
+        """Write a text exactly as it is: rich neither wraps nor highlights it."""
         self.printed = self.clock()
         self.rich.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
@@ -173,8 +184,10 @@ class Console:
             if progress.live.is_started:
                 progress.stop()
         if not self._shows_bars() and bar.seconds >= self.delay:
-            speed = f", {bar.images / bar.seconds:,.0f} images/s" if bar.images else ""
-            self.print(f"  {name}: {bar.seconds:.1f} s{speed}")
+            line = f"  {name}: {bar.seconds:.1f} s"
+            if bar.images:
+                line += f", {bar.images / bar.seconds:,.0f} images/s"
+            self.print(line)
 
     @contextmanager
     def working(self, name: str = "still working") -> Iterator[None]:
@@ -194,7 +207,8 @@ class Console:
             return
         ended = threading.Event()
         self.stages.append(status)
-        if len(self.stages) == 1:  # the outermost stage
+        is_outermost = len(self.stages) == 1
+        if is_outermost:
             threading.Thread(target=self._print_status, args=[ended], daemon=True).start()
         try:
             yield
@@ -203,20 +217,26 @@ class Console:
             ended.set()
 
     def _print_status(self, ended: threading.Event) -> None:
+        """Print the status of the innermost stage after each silence, until the outermost stage has ended."""
         leave_signals_to_main_thread()
-        silent = 0.0
+        silent = 0.0  # seconds since the last output
         while not ended.wait(SILENT_SECONDS - silent):
             silent = self.clock() - self.printed
             if silent >= SILENT_SECONDS:
                 silent = 0.0
                 with contextlib.suppress(OSError, ValueError, IndexError):  # closed output, or the stage has just ended
-                    self.print(f"  {self.stages[-1]()}")
+                    innermost = self.stages[-1]
+                    self.print(f"  {innermost()}")
 
     def _shows_bars(self) -> bool:
-        # In a notebook, rich draws bars with ipywidgets.
-        return self.rich.is_terminal or (self.rich.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)
+        """Return whether the output can show a bar. In a notebook, rich draws bars with ipywidgets."""
+        if self.rich.is_terminal:
+            return True
+        return self.rich.is_jupyter and importlib.util.find_spec("ipywidgets") is not None
 
 
 def _wrap(line: str, width: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    """Wrap a line between words; continuation lines are indented by two more spaces than the line."""
+    indentation = len(line) - len(line.lstrip())
+    indent = " " * (indentation + 2)
     return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

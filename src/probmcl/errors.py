@@ -15,6 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+Number = int | float | None
+
+WarningKind = Literal["collapse", "diverged", "skipped", "leak", "seen_before", "data_changed", "chance", "calibration"]
+
+LISTED = 5  # number of entries that a message shows of a long list
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tabs and line feeds, characters that change the writing direction, and lone surrogates."""
+
 
 class ProbmclError(ValueError):
     """An error that the user can fix; the message explains how."""
@@ -56,8 +65,8 @@ class Question(DataError):  # noqa: N818  # it asks the user to choose
     def __str__(self) -> str:
         lines = [self.problem]
         for reading in self.readings:
-            options = ", ".join(f"{name}={_spelled(value)}" for name, value in reading.options.items())
-            lines += [f"  {reading.meaning}: read=ReadOptions({options})", *(f"    {row}" for row in reading.rows)]
+            lines.append(f"  {reading.meaning}: read=ReadOptions({_arguments(reading.options)})")
+            lines += [f"    {row}" for row in reading.rows]
         return "\n".join(lines)
 
 
@@ -107,9 +116,6 @@ class ImageError(ProbmclError):
         return f"{one_line(self.path)}: {self.reason}"
 
 
-WarningKind = Literal["collapse", "diverged", "skipped", "leak", "seen_before", "data_changed", "chance", "calibration"]
-
-
 @dataclass(frozen=True)
 class RunWarning:
     """A problem that does not stop a run and is stored with it.
@@ -124,11 +130,6 @@ class RunWarning:
     message: str
 
 
-Number = int | float | None
-
-LISTED = 5  # number of entries that a message shows of a long list
-
-
 def check_range(
     *, at_least: Number = None, above: Number = None, at_most: Number = None, below: Number = None, **values: Number
 ) -> None:
@@ -138,19 +139,28 @@ def check_range(
     Traceback (most recent call last):
     ValueError: clip=1.5 must be at least 0 and below 1
     """
-    bounds = [("at least", operator.ge, at_least), ("above", operator.gt, above)]
-    bounds += [("at most", operator.le, at_most), ("below", operator.lt, below)]
-    limits = [(word, holds, limit) for word, holds, limit in bounds if limit is not None]
-    numbers = {name: value for name, value in values.items() if value is not None}
-    infinite = [x for x in numbers.values() if isinstance(x, float) and not math.isfinite(x)]
-    invalid = [
-        f"{name}={x}"
-        for name, x in numbers.items()
-        if x in infinite or not all(holds(x, limit) for _, holds, limit in limits)
+    possible_bounds = [
+        ("at least", operator.ge, at_least),
+        ("above", operator.gt, above),
+        ("at most", operator.le, at_most),
+        ("below", operator.lt, below),
     ]
-    if invalid:
-        allowed = ["a finite number"] * bool(infinite) + [" and ".join(f"{word} {limit}" for word, _, limit in limits)]
-        raise ValueError(f"{', '.join(invalid)} must be {' '.join(filter(None, allowed))}")
+    bounds = [(words, holds, limit) for words, holds, limit in possible_bounds if limit is not None]
+    any_infinite = False
+    invalid = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        is_infinite = isinstance(value, float) and not math.isfinite(value)  # or NaN
+        any_infinite = any_infinite or is_infinite
+        if is_infinite or not all(holds(value, limit) for _, holds, limit in bounds):
+            invalid.append(f"{name}={value}")
+    if not invalid:
+        return
+    allowed = " and ".join(f"{words} {limit}" for words, _, limit in bounds)
+    if any_infinite:
+        allowed = f"a finite number {allowed}".rstrip()  # there may be no bounds
+    raise ValueError(f"{', '.join(invalid)} must be {allowed}")
 
 
 def keyword(name: str, value: object) -> str:
@@ -159,7 +169,7 @@ def keyword(name: str, value: object) -> str:
     >>> keyword("group", "Patient ID"), keyword("skip_bad", 0.05), keyword("ignore", ["site", "date"])
     ('`group="Patient ID"`', '`skip_bad=0.05`', '`ignore=["site", "date"]`')
     """
-    return f"`{name}={_spelled(value)}`"
+    return f"`{name}={_as_code(value)}`"
 
 
 def call(function: str, options: Mapping[str, object]) -> str:
@@ -168,7 +178,7 @@ def call(function: str, options: Mapping[str, object]) -> str:
     >>> call("train", {"resume": Path("runs/photos")})
     '`probmcl.train(resume="runs/photos")`'
     """
-    return f"`probmcl.{function}({', '.join(f'{name}={_spelled(value)}' for name, value in options.items())})`"
+    return f"`probmcl.{function}({_arguments(options)})`"
 
 
 def calibrate_call(run: Path) -> str:
@@ -177,22 +187,32 @@ def calibrate_call(run: Path) -> str:
     >>> calibrate_call(Path("runs/photos"))
     '`probmcl.load("runs/photos").calibrate()`'
     """
-    return f"`probmcl.load({_spelled(run)}).calibrate()`"
+    return f"`probmcl.load({_as_code(run)}).calibrate()`"
 
 
-def _spelled(value: object) -> str:
+def _arguments(options: Mapping[str, object]) -> str:
+    """Return options as the keyword arguments of a call."""
+    return ", ".join(f"{name}={_as_code(value)}" for name, value in options.items())
+
+
+def _as_code(value: object) -> str:
+    """Return the Python code of a value, as short as possible: a path as text, a tuple as a list, 5.0 as 5.
+
+    Text has double quotes, as in JSON.
+    """
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False)
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_spelled, value))}]"
+        items = ", ".join(_as_code(item) for item in value)
+        return f"[{items}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{_spelled(key)}: {_spelled(item)}' for key, item in value.items())}}}"
-    short = f"{value:g}" if isinstance(value, float) else ""
-    return short if short and float(short) == value else repr(value)
-
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tabs and line feeds, characters that change the writing direction, and lone surrogates."""
+        items = ", ".join(f"{_as_code(key)}: {_as_code(item)}" for key, item in value.items())
+        return f"{{{items}}}"
+    if isinstance(value, float):
+        short = f"{value:g}"
+        if float(short) == value:  # no digit is lost
+            return short
+    return repr(value)
 
 
 def printable(text: str) -> str:
@@ -217,9 +237,11 @@ def one_line(text: object) -> str:
 
 
 def _escape(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":
+    """Return the escape sequence of a character that cannot be printed."""
+    is_undecodable_byte = "\udc80" <= character <= "\udcff"  # Python's error handler "surrogateescape" adds 0xDC00
+    if is_undecodable_byte:
         return f"\\x{ord(character) - 0xDC00:02x}"
-    return repr(character)[1:-1]
+    return repr(character)[1:-1]  # without the quotes
 
 
 def plain(error: Exception) -> str:
@@ -243,7 +265,9 @@ def listing(values: Iterable[str], most: int = 8) -> str:
     'a, b, c, d, e, f, g, h and 3 more'
     """
     values = [value for value in values if value]
-    return ", ".join(map(one_line, values[:most])) + (f" and {len(values) - most:,} more" if len(values) > most else "")
+    shown = ", ".join(map(one_line, values[:most]))
+    rest = len(values) - most
+    return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -254,7 +278,9 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     >>> counted(1, "row is", "rows are"), counted(2, "row is", "rows are")
     ('1 row is', '2 rows are')
     """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number:,} {plural or f'{noun}s'}"
 
 
 def listed(items: Sequence[str]) -> list[str]:
@@ -265,8 +291,11 @@ def listed(items: Sequence[str]) -> list[str]:
     >>> listed([f"{number}.jpg" for number in range(1007)])[4:]
     ['  4.jpg', '  and 1,002 more']
     """
+    lines = [f"  {item}" for item in items[:LISTED]]
     rest = len(items) - LISTED
-    return [*(f"  {item}" for item in items[:LISTED]), *([f"  and {rest:,} more"] if rest > 0 else [])]
+    if rest > 0:
+        lines.append(f"  and {rest:,} more")
+    return lines
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:
@@ -282,5 +311,8 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
         return "none are available"
     near = difflib.get_close_matches(word, choices, n=3, cutoff=0.75)
     if near:
-        return "did you mean {}?".format(" or ".join(repr(name) for name in near))
-    return f"available: {', '.join(choices)}" if len(choices) <= 30 else f"none of {len(choices)} names is similar"
+        names = " or ".join(repr(name) for name in near)
+        return f"did you mean {names}?"
+    if len(choices) > 30:  # too many to list
+        return f"none of {len(choices)} names is similar"
+    return f"available: {', '.join(choices)}"

@@ -5,7 +5,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import rich.table
@@ -17,6 +17,16 @@ from rich.text import Text
 from probmcl.errors import printable
 
 MISSING = "–"  # shown for a missing number
+
+# Text that a spreadsheet takes for a formula, unless it is a number.
+FORMULA = re.compile(r"[\s']*[=+\-@]")
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+_LATEX = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "–": r"\textendash{}", "…": r"\dots{}"}
+    | {special: f"\\{special}" for special in "&%$#_{}"}
+)
 
 
 @dataclass(frozen=True)
@@ -68,26 +78,46 @@ class Table:
 def to_rich(table: Table) -> rich.table.Table:
     """Return a table for the terminal. Text may wrap; numbers do not."""
     shown = rich.table.Table(
-        title=Text(printable(table.title), style="bold") if table.title else None,
         title_justify="left",
-        caption=Text(printable("\n".join(table.below))) if table.below else None,
         caption_justify="left",
         box=HEAVY_HEAD if table.framed else SIMPLE_HEAD,
         show_edge=table.framed,
         pad_edge=table.framed,
         collapse_padding=not table.framed,
     )
-    rows = [[(column, replace(cell, text=printable(cell.text))) for column, cell in row] for row in table.cells()]
+    if table.title:
+        shown.title = Text(printable(table.title), style="bold")
+    if table.below:
+        shown.caption = Text(printable("\n".join(table.below)))
+    rows = list(table.cells())
     for number, column in enumerate(table.columns):
-        header = printable(column.header)
-        parts = [*header.split(), *(row[number][1].text for row in rows)]
-        width = None if column.words or table.framed else max(map(len, parts))
-        no_wrap = table.framed and not column.words
-        shown.add_column(Text(header), justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
+        column_and_cell_of_row = [row[number] for row in rows]
+        texts = [printable(cell.text) for _, cell in column_and_cell_of_row]
+        _add_column(shown, column, texts, framed=table.framed)
     for row in rows:
-        texts = ((column, Text(cell.text, "bold" if cell.bold else "")) for column, cell in row)
-        shown.add_row(*(_Wrapped(text) if column.words else text for column, text in texts))
+        shown.add_row(*[_rich_cell(column, cell) for column, cell in row])
     return shown
+
+
+def _add_column(shown: rich.table.Table, column: Column, texts: Sequence[str], *, framed: bool) -> None:
+    """Add a column to a table for the terminal; `texts` are those of its cells, which are added later.
+
+    In a table that is not framed, a column of numbers is as wide as its widest number or the longest word of its
+    header, which may wrap.
+    """
+    header = printable(column.header)
+    width = None
+    if not column.words and not framed:
+        unbreakable = [*header.split(), *texts]
+        width = max(len(text) for text in unbreakable)
+    no_wrap = framed and not column.words
+    shown.add_column(Text(header), justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
+
+
+def _rich_cell(column: Column, cell: Cell) -> "Text | _Wrapped":
+    """Return a cell for the terminal; only text wraps."""
+    text = Text(printable(cell.text), "bold" if cell.bold else "")
+    return _Wrapped(text) if column.words else text
 
 
 class _Wrapped:
@@ -106,18 +136,29 @@ class _Wrapped:
 
 
 class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at spaces and after colons, if `break_on_hyphens` is false."""
+
     wordsep_simple_re = re.compile(r"(\s+|(?<=:))")
 
 
 def to_markdown(table: Table) -> str:
     """Return a Markdown heading and table, followed by the caption and the notes as paragraphs."""
-    lines = [[column.header for column in table.columns]]
-    lines.append(["---" if column.align == "left" else "---:" for column in table.columns])
-    for row in table.cells():
-        texts = ((markdown_text(cell.text) if column.words else cell.text, cell.bold) for column, cell in row)
-        lines.append([f"**{text}**" if bold else text for text, bold in texts])
-    below = [part for text in table.below for part in (markdown_text(text), "")]
-    return "\n".join([f"### {table.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", *below])
+    rows = [[column.header for column in table.columns]]
+    rows.append(["---" if column.align == "left" else "---:" for column in table.columns])
+    rows += [[_markdown_cell(column, cell) for column, cell in row] for row in table.cells()]
+
+    lines = [f"### {table.title}", ""]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines.append("")
+    for text in table.below:
+        lines += [markdown_text(text), ""]
+    return "\n".join(lines)
+
+
+def _markdown_cell(column: Column, cell: Cell) -> str:
+    """Return a cell in Markdown; numbers need no escapes."""
+    text = markdown_text(cell.text) if column.words else cell.text
+    return f"**{text}**" if cell.bold else text
 
 
 def markdown_text(text: str) -> str:
@@ -126,31 +167,44 @@ def markdown_text(text: str) -> str:
     >>> print(markdown_text("my_loss|x, re-probed"))
     my\\_loss\\|x, re-probed
     """
-    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))
+    one_line_text = " ".join(text.split())
+    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", one_line_text)
 
 
 def to_latex(table: Table, *, label: str, caption: str) -> str:
     """Return a LaTeX `table*` environment. It requires the booktabs package."""
-    columns = "".join("l" if column.align == "left" else "r" for column in table.columns)
-    start = [r"\begin{table*}[t]", r"\centering", r"\footnotesize", r"\setlength{\tabcolsep}{3pt}"]
-    start += [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}", rf"\begin{{tabular}}{{{columns}}}"]
+    alignment = "".join("l" if column.align == "left" else "r" for column in table.columns)
     header = " & ".join(latex_text(column.header) for column in table.columns)
     rows = [" & ".join(_latex_cell(cell) for _, cell in row) for row in table.cells()]
-    body = [r"\toprule", rf"{header} \\", r"\midrule", *(rf"{row} \\" for row in rows), r"\bottomrule"]
-    notes = [rf"\par\smallskip {latex_text(note)}." for note in table.notes]
-    return "\n".join([*start, *body, r"\end{tabular}", *notes, r"\end{table*}", ""])
+    lines = [
+        r"\begin{table*}[t]",
+        r"\centering",
+        r"\footnotesize",
+        r"\setlength{\tabcolsep}{3pt}",
+        rf"\caption{{{latex_text(caption)}}}",
+        rf"\label{{{label}}}",
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        rf"{header} \\",
+        r"\midrule",
+        *[rf"{row} \\" for row in rows],
+        r"\bottomrule",
+        r"\end{tabular}",
+        *[rf"\par\smallskip {latex_text(note)}." for note in table.notes],
+        r"\end{table*}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _latex_cell(cell: Cell) -> str:
-    text = rf"\textbf{{{latex_text(cell.text)}}}" if cell.bold else latex_text(cell.text)
-    return text + (rf"~\cite{{{cell.citation}}}" if cell.citation else "")
-
-
-_LATEX = str.maketrans(
-    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
-    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "–": r"\textendash{}", "…": r"\dots{}"}
-    | {special: f"\\{special}" for special in "&%$#_{}"}
-)
+    """Return a cell in LaTeX, with its citation."""
+    text = latex_text(cell.text)
+    if cell.bold:
+        text = rf"\textbf{{{text}}}"
+    if cell.citation:
+        text = rf"{text}~\cite{{{cell.citation}}}"
+    return text
 
 
 def latex_text(text: str) -> str:
@@ -159,7 +213,8 @@ def latex_text(text: str) -> str:
     >>> print(latex_text("my_loss & 95 %"))
     my\\_loss \\& 95 \\%
     """
-    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # otherwise a ligature makes one long dash
+    escaped = " ".join(text.split()).translate(_LATEX)
+    return escaped.replace("--", "-{}-")  # otherwise a ligature makes one long dash
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
@@ -168,12 +223,13 @@ def to_csv(records: Sequence[Mapping[str, object]]) -> str:
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow({key: plain_cell(x) if isinstance(x, str) else x for key, x in record.items()})
+        writer.writerow({key: _csv_value(value) for key, value in record.items()})
     return text.getvalue()
 
 
-FORMULA = re.compile(r"[\s']*[=+\-@]")
-NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
+def _csv_value(value: object) -> object:
+    """Escape text that looks like a formula; other values are returned unchanged."""
+    return plain_cell(value) if isinstance(value, str) else value
 
 
 def plain_cell(text: str) -> str:
@@ -182,7 +238,8 @@ def plain_cell(text: str) -> str:
     >>> [plain_cell(text) for text in ("=1+2", "@cat", "-0.5", "'=1", "it's")]
     ["'=1+2", "'@cat", '-0.5', "''=1", "it's"]
     """
-    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+    looks_like_formula = FORMULA.match(text) and not NUMBER.fullmatch(text)
+    return f"'{text}" if looks_like_formula else text
 
 
 def original_cell(text: str) -> str:
@@ -191,7 +248,8 @@ def original_cell(text: str) -> str:
     >>> [original_cell(text) for text in ("'=1+2", "'@cat", "-0.5", "''=1", "it's", "'quoted'")]
     ['=1+2', '@cat', '-0.5', "'=1", "it's", "'quoted'"]
     """
-    return text[1:] if text.startswith("'") and FORMULA.match(text, 1) else text
+    was_escaped = text.startswith("'") and FORMULA.match(text, 1)
+    return text[1:] if was_escaped else text
 
 
 def percent(fraction: float | None) -> str:
@@ -209,7 +267,10 @@ def bracketed(interval: Sequence[float] | None, write: Callable[[float], str] = 
     >>> f"79.1{bracketed((0.778, 0.803))}"
     '79.1 [77.8, 80.3]'
     """
-    return "" if interval is None else f" [{', '.join(map(write, interval))}]"
+    if interval is None:
+        return ""
+    ends = ", ".join(map(write, interval))
+    return f" [{ends}]"
 
 
 def points(difference: float | None) -> str:
@@ -218,7 +279,9 @@ def points(difference: float | None) -> str:
     >>> points(0.012), points(-0.004), points(-0.0001), points(None)
     ('+1.2', '−0.4', '+0.0', '–')
     """
-    return MISSING if difference is None else f"{100 * difference:+z.1f}".replace("-", "−")
+    if difference is None:
+        return MISSING
+    return f"{100 * difference:+z.1f}".replace("-", "−")  # z: never -0.0
 
 
 def probability(p: float | None) -> str:
@@ -227,7 +290,11 @@ def probability(p: float | None) -> str:
     >>> probability(0.0123), probability(0.0004), probability(None)
     ('0.012', '<0.001', '–')
     """
-    return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+    if p is None:
+        return MISSING
+    if p < 0.001:
+        return "<0.001"
+    return f"{p:.3f}"
 
 
 def figures(value: float) -> str:
@@ -236,7 +303,11 @@ def figures(value: float) -> str:
     >>> figures(4.26), figures(0.381), figures(1234.5)
     ('4.3', '0.38', '1,234')
     """
-    return f"{value:,.0f}" if value >= 9.95 or value == 0 else f"{value:.2g}" if value < 0.95 else f"{value:.1f}"
+    if value >= 9.95 or value == 0:  # from 9.95, one decimal would give 10.0
+        return f"{value:,.0f}"
+    if value >= 0.95:
+        return f"{value:.1f}"
+    return f"{value:.2g}"
 
 
 def duration(seconds: float) -> str:
@@ -245,11 +316,16 @@ def duration(seconds: float) -> str:
     >>> duration(0.34), duration(48.0), duration(754.0), duration(14_000.0), duration(400_000.0)
     ('0.3 s', '48 s', '13 min', '3.9 h', '4.6 d')
     """
+    if seconds < 9.5:
+        return f"{seconds:.1f} s"
     if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
-    for unit, length, most in (("min", 60, 100), ("h", 3600, 48)):
-        if seconds < length * most:
-            return f"{figures(seconds / length)} {unit}"
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    hours = seconds / 3600
+    if seconds < 100 * 60:
+        return f"{figures(minutes)} min"
+    if seconds < 48 * 3600:
+        return f"{figures(hours)} h"
     return f"{figures(seconds / 86_400)} d"
 
 
@@ -261,4 +337,6 @@ def rough_duration(seconds: float) -> str:
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -37,10 +37,12 @@ def app() -> cyclopts.App:
         suppress_keyboard_interrupt=False,  # handled by main()
         error_formatter=format_error,
     )
-    for number, (name, (function, summary)) in enumerate(COMMANDS.items()):
+    for position, name in enumerate(COMMANDS):
+        function, summary = COMMANDS[name]
+        is_called = sys.argv[1:2] == [name]
         # A summary would replace the command's docstring, which is shown by its own --help.
-        help_text = None if sys.argv[1:2] == [name] else summary
-        commands.command(function, name=name, help=help_text, sort_key=number)
+        help_text = None if is_called else summary
+        commands.command(function, name=name, help=help_text, sort_key=position)
     return commands
 
 
@@ -62,15 +64,18 @@ def main() -> None:
         sys.exit(1)  # like rich
     except KeyboardInterrupt as interrupt:
         if is_rank_zero():
-            print(printable("; ".join(["interrupted", *map(str, interrupt.args)])), file=sys.stderr)  # noqa: T201
+            message = "; ".join(["interrupted", *map(str, interrupt.args)])
+            print(printable(message), file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except Question as question:
-        _fail("\n".join([spell_options(question.problem), *reading_lines(question.readings, sys.argv[1:])]))
+        lines = [spell_options(question.problem), *reading_lines(question.readings, sys.argv[1:])]
+        _fail("\n".join(lines))
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))
     except RuntimeError as error:
         # torch is not imported here: if it is not loaded yet, the error cannot come from it.
-        if not isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
+        out_of_memory = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
+        if not isinstance(error, out_of_memory):
             raise
         _fail(OUT_OF_MEMORY)
     except MemoryError:
@@ -83,9 +88,8 @@ def _fail(message: str) -> NoReturn:
     if is_rank_zero():
         print(f"probmcl: {printable(message)}", file=sys.stderr)  # noqa: T201
     elif summary:  # rank 0 may have no error to print
-        Path(summary).write_text(
-            json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8", newline="\n"
-        )
+        content = json.dumps({"message": message, "timestamp": int(time.time())})
+        Path(summary).write_text(content, encoding="utf-8", newline="\n")
     sys.exit(1)
 
 

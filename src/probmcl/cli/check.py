@@ -74,14 +74,16 @@ def _refuse_other_file(out: Path) -> None:
     """Raise an error if a file would be replaced that is not the report of an earlier check."""
     if not out.exists():
         return
-    if not out.is_file() or REPORT_KEY not in out.read_text(encoding="utf-8", errors="replace"):
+    is_report = out.is_file() and REPORT_KEY in out.read_text(encoding="utf-8", errors="replace")
+    if not is_report:
         raise FileExistsError(f"{out} exists and is not the report of an earlier check; choose another file with --out")
 
 
 def show(audit: "DataAudit", console: Console) -> None:
     """Print the statistics of an audit, then its findings."""
     if audit.summary:
-        for line in (audit.summary, *_lines(audit.statistics)):
+        console.print(audit.summary)
+        for line in _lines(audit.statistics):
             console.print(line)
         console.rich.print(to_rich(_table(audit.statistics.per_class)))
     for finding in audit.findings:
@@ -96,14 +98,21 @@ def next_steps(findings: Sequence["Finding"], words: Sequence[str]) -> list[str]
     blocked = [finding for finding in findings if finding.level == "blocked"]
     if not blocked:
         warnings = sum(finding.level == "warning" for finding in findings)
-        problems = f"{counted(warnings, 'warning')}; train accepts these data"
-        return [f"{problems if warnings else 'OK: no problems found'}; next:", f"  {command_line(words, {})}"]
-    if blocked[0].kind == "question":
-        return ["blocked: choose one of these readings:", *reading_lines(blocked[0].readings, words)]
-    return _decisions(blocked, words)
+        verdict = "OK: no problems found"
+        if warnings:
+            verdict = f"{counted(warnings, 'warning')}; train accepts these data"
+        return [f"{verdict}; next:", f"  {command_line(words, {})}"]
+    first = blocked[0]
+    if first.kind == "question":  # no other problem can be found before the data are read
+        return ["blocked: choose one of these readings:", *reading_lines(first.readings, words)]
+    return _decision_lines(blocked, words)
 
 
-def _decisions(blocked: Sequence["Finding"], words: Sequence[str]) -> list[str]:
+def _decision_lines(blocked: Sequence["Finding"], words: Sequence[str]) -> list[str]:
+    """Return lines with the options that accept each problem, or its text if the data have to be fixed.
+
+    If options suffice for all problems, the last line is the command `words` with these options.
+    """
     options: dict[str, str] = {}
     decisions: list[str] = []
     for finding in blocked:
@@ -111,15 +120,21 @@ def _decisions(blocked: Sequence["Finding"], words: Sequence[str]) -> list[str]:
             options |= reading.options
             decisions.append(f"  {reading.meaning}: {shlex.join(option_words(reading.options))}")
         if not finding.readings:
-            decisions.append(f"  fix: {spell_options(finding.text.splitlines()[0].rstrip(':'))}")
+            problem = finding.text.splitlines()[0].rstrip(":")
+            decisions.append(f"  fix: {spell_options(problem)}")
     if not options:
-        return [f"blocked: train refuses these data; fix the {'problem' if len(blocked) == 1 else 'problems'} above"]
-    lines = ["blocked: train refuses these data; decide:", *dict.fromkeys(decisions)]
-    complete = all(finding.readings for finding in blocked)
-    return [*lines, "the resulting command:", f"  {command_line(words, options)}"] if complete else lines
+        problems = "problem" if len(blocked) == 1 else "problems"
+        return [f"blocked: train refuses these data; fix the {problems} above"]
+    distinct_decisions = dict.fromkeys(decisions)
+    lines = ["blocked: train refuses these data; decide:", *distinct_decisions]
+    options_suffice = all(finding.readings for finding in blocked)
+    if options_suffice:
+        lines += ["the resulting command:", f"  {command_line(words, options)}"]
+    return lines
 
 
 def _lines(statistics: "AuditStatistics") -> list[str]:
+    """Return lines on the gray levels, the sizes of the images and the most frequent pairs of classes."""
     lines = [statistics.levels] if statistics.levels else []
     width, height = statistics.sizes.width, statistics.sizes.height
     if width is not None and height is not None:
@@ -134,6 +149,7 @@ def _lines(statistics: "AuditStatistics") -> list[str]:
 
 
 def _range(side: "SideLengths") -> str:
+    """Return the lengths of one side of the images: the only one, or the least and the most."""
     if side.least == side.most:
         return f"{side.least:,}"
     return f"{side.least:,} to {side.most:,}"
@@ -141,15 +157,19 @@ def _range(side: "SideLengths") -> str:
 
 def _table(per_class: "PerClass") -> Table:
     """Return a table with the number of positives per class and split, and of unknown and uncertain labels."""
-    columns = [Column.of_names("class"), *map(Column, ("train", "val", "test", "unknown", "uncertain"))]
+    headers = ("train", "val", "test", "unknown", "uncertain")
+    columns = [Column.of_names("class"), *map(Column, headers)]
     rows = []
     for name in _shown_classes(per_class):
-        cells = [name, *_cells(per_class[name])] if name else ["…", *[""] * 5]
-        rows.append(cells)
+        if name:
+            rows.append([name, *_cells(per_class[name])])
+        else:
+            rows.append(["…", *[""] * len(headers)])
     return Table("images per class", columns, rows, framed=True)
 
 
 def _cells(counts: "LabelCounts") -> list[str]:
+    """Return the numbers of a class in the order of the columns of `_table`."""
     present = counts.present
     numbers = (present.train, present.val, present.test, counts.unknown.total, counts.uncertain.total)
     return [f"{number:,}" for number in numbers]
@@ -159,5 +179,6 @@ def _shown_classes(per_class: "PerClass") -> Sequence[str]:
     """Return all classes or, if there are many, the most and least frequent, separated by an empty name."""
     if len(per_class) <= SHOWN:
         return list(per_class)
-    ranked = sorted(per_class, key=lambda name: -per_class[name].present.total)
-    return [*ranked[: SHOWN // 2], "", *ranked[-SHOWN // 2 :]]
+    by_frequency = sorted(per_class, key=lambda name: -per_class[name].present.total)
+    half = SHOWN // 2
+    return [*by_frequency[:half], "", *by_frequency[-half:]]

@@ -64,10 +64,19 @@ def command(
 
     Example: probmcl cost --paper
     """
-    counted = {"METHODS": methods, "--preset": preset, "--encoders": encoders, "--image-sizes": image_sizes}
-    measured = {"--classes": classes, "--measure": measure, "--batch-size": batch_size, "--device": device}
-    if paper and (others := [name for name, value in (*counted.items(), *measured.items()) if value]):
-        raise ValueError(f"--paper cannot be combined with {', '.join(others)}")
+    others: dict[str, object] = {
+        "METHODS": methods,
+        "--preset": preset,
+        "--encoders": encoders,
+        "--image-sizes": image_sizes,
+        "--classes": classes,
+        "--measure": measure,
+        "--batch-size": batch_size,
+        "--device": device,
+    }
+    given = [name for name, value in others.items() if value]
+    if paper and given:
+        raise ValueError(f"--paper cannot be combined with {', '.join(given)}")
     if not measure and (batch_size is not None or device is not None):
         raise ValueError("--batch-size and --device require --measure")
     _refuse_output(out)
@@ -83,24 +92,32 @@ def command(
     from probmcl.runtime.machine import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
-    specs = parse_cost_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)
-    encoders = encoders or (CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER,)
+    names = [part for word in methods for part in word.split(",") if part]
+    specs = parse_cost_methods(names or ["all"], preset)
+    if not encoders:
+        default_encoder = CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER
+        encoders = (default_encoder,)
     for name in encoders:
         if name in METHODS:
             raise ValueError(f"--encoders {name}: {name} is a method; put methods before the options")
         describe_encoder(name)  # raises an error for an unknown name
-    step = 8 if batch_size is None else batch_size
-    options = MeasureOptions(find_device(device or "auto"), step) if measure else None
-    sizes, numbers = image_sizes or (None,), classes or (80,)
-    total = len(specs) * len(encoders) * len(sizes) * len(numbers)
-    rows = _collect(console, cost_rows(specs, encoders, sizes, numbers, options), total)
-    if len(rows) == total and all(row.problem for row in rows):
+    options = None
+    if measure:
+        images_per_step = 8 if batch_size is None else batch_size
+        options = MeasureOptions(find_device(device or "auto"), images_per_step)
+    sizes = image_sizes or (None,)  # None: that of the encoder
+    numbers_of_classes = classes or (80,)
+    total = len(specs) * len(encoders) * len(sizes) * len(numbers_of_classes)
+    rows = _collect(console, cost_rows(specs, encoders, sizes, numbers_of_classes, options), total)
+    was_interrupted = len(rows) < total
+    if not was_interrupted and all(row.problem for row in rows):
         raise ValueError(rows[0].problem)
     rows = [replace(row, problem=row.problem and spell_options(row.problem)) for row in rows]
     _show(console, cost_tables(rows), [record(row) for row in rows], total, out)
 
 
 def _show_paper(console: Console, out: Path | None) -> None:
+    """Show the networks of the paper's Table 3."""
     from probmcl.cost.paper import PAPER_ROWS, paper_networks
     from probmcl.report.cost_tables import paper_record, paper_table
 
@@ -121,7 +138,11 @@ def _collect(console: Console, rows: Iterable[Item], total: int) -> list[Item]:
 def _show(
     console: Console, tables: Sequence[Table], records: Sequence[dict[str, Any]], total: int, out: Path | None
 ) -> None:
-    """Print the tables and write the file. If rows are missing, raise `KeyboardInterrupt`."""
+    """Print the tables and write the file.
+
+    If there are fewer records than `total`, the user has interrupted the command. Then `KeyboardInterrupt` is raised at
+    the end.
+    """
     from probmcl.runtime.files import write_text
 
     if not records:
@@ -132,19 +153,27 @@ def _show(
         "GMAC training: forward pass of one image with all its views; the backward pass adds about twice as much"
     )
     if out is not None:
-        texts = {
-            ".csv": lambda: to_csv(records),
-            ".json": lambda: json.dumps(records, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
-            ".md": lambda: "\n".join(map(to_markdown, tables)),
-        }
-        write_text(out, texts[out.suffix.lower()]())
+        write_text(out, _file_content(out.suffix.lower(), tables, records))
         console.print(f"written to {out}")
     if len(records) < total:
-        raise KeyboardInterrupt(f"{len(records)} of {total} rows {'is' if len(records) == 1 else 'are'} shown")
+        verb = "is" if len(records) == 1 else "are"
+        raise KeyboardInterrupt(f"{len(records)} of {total} rows {verb} shown")
+
+
+def _file_content(suffix: str, tables: Sequence[Table], records: Sequence[dict[str, Any]]) -> str:
+    """Return the text of a file with a suffix in `FORMATS`: the tables as Markdown, or the records in other formats."""
+    if suffix == ".csv":
+        return to_csv(records)
+    if suffix == ".json":
+        return json.dumps(records, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return "\n".join(map(to_markdown, tables))
 
 
 def _refuse_output(out: Path | None) -> None:
-    if out is not None and out.suffix.lower() not in FORMATS:
+    """Raise an error if the output file has an unknown type or exists."""
+    if out is None:
+        return
+    if out.suffix.lower() not in FORMATS:
         raise ValueError(f"--out {out}: unknown file type {out.suffix!r}; {suggestion(out.suffix, FORMATS)}")
-    if out is not None and out.exists():
+    if out.exists():
         raise ValueError(f"--out {out}: the file already exists; choose another name")

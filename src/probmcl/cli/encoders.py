@@ -46,10 +46,12 @@ def command(
     """
     console = command_console()
     names = matching(pattern) if pattern else list(RECOMMENDED)
+    reasons = {} if pattern else RECOMMENDED
     weights = [describe_weights(name) for name in names[:MAX_ROWS]]
-    console.rich.print(to_rich(_table(weights, {} if pattern else RECOMMENDED)))
+    console.rich.print(to_rich(_table(weights, reasons)))
     if len(names) > MAX_ROWS:
-        console.print(f"{counted(len(names) - MAX_ROWS, 'more is', 'more are')} not shown; use a more specific pattern")
+        more = counted(len(names) - MAX_ROWS, "more is", "more are")
+        console.print(f"{more} not shown; use a more specific pattern")
     if not pattern:
         console.print("search all timm models: probmcl encoders PATTERN")
     console.print(f"use one: probmcl train DATA --encoder {weights[0].name}")
@@ -66,11 +68,12 @@ def matching(pattern: str) -> list[str]:
     if pattern in models:
         names: list[str] = timm.list_models(f"{pattern}.*", include_tags=True) or [pattern]
     else:
-        wildcard = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+        is_wildcard = any(character in pattern for character in "*?[")
+        wildcard = pattern if is_wildcard else f"*{pattern}*"
         names = timm.list_models(wildcard, include_tags="." in pattern)
     if not names:
         raise ValueError(f"no timm model matches {pattern!r}; {suggestion(pattern.strip('*'), models)}")
-    return sorted(names, key=lambda name: not name.startswith(pattern))
+    return sorted(names, key=lambda name: not name.startswith(pattern))  # names that start with the pattern come first
 
 
 def describe_weights(name: str) -> Weights:
@@ -80,13 +83,16 @@ def describe_weights(name: str) -> Weights:
     Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, license='apache-2.0')
     """
     cfg = _import_timm().get_pretrained_cfg(name)
-    model, size = name.split(".")[0], cfg.input_size[-1]
+    model, _, _ = name.partition(".")
+    width = cfg.input_size[-1]
     if not cfg.has_weights:
-        return Weights(model, model, size, "(no weights)")
-    return Weights(model, f"{model}.{cfg.tag}" if cfg.tag else model, size, cfg.license or "(not given)")
+        return Weights(model, model, width, "(no weights)")
+    name_with_tag = f"{model}.{cfg.tag}" if cfg.tag else model
+    return Weights(model, name_with_tag, width, cfg.license or "(not given)")
 
 
 def _import_timm() -> Any:
+    """Import timm, even if the installed torchvision cannot be imported by itself."""
     import probmcl.runtime.torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
     import timm  # isort: skip
@@ -95,15 +101,24 @@ def _import_timm() -> Any:
 
 
 def _table(listed: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
+    """Return a table with a row per set of weights. The parameters are left out if there are many models.
+
+    `reasons` are shown below the names of the models that have one.
+    """
     from probmcl.encoders import parameters_in_millions
 
     models = {weights.model for weights in listed}
-    counts = {model: f"{parameters_in_millions(model):.1f}" for model in models} if len(models) <= MAX_COUNTED else {}
-    columns = [Column.of_names("encoder"), Column("parameters (M)"), Column("pixels"), Column.of_names("license")]
+    parameters = {}
+    if len(models) <= MAX_COUNTED:
+        parameters = {model: f"{parameters_in_millions(model):.1f}" for model in models}
+
+    columns = [Column.of_names("encoder"), Column("pixels"), Column.of_names("license")]
     rows = []
-    for model, name, size, license_name in listed:
-        reason = f"\n  {reasons[model]}" if model in reasons else ""
-        rows.append([name + reason, counts.get(model, ""), str(size), license_name])
-    if not counts:
-        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+    for weights in listed:
+        reason = f"\n  {reasons[weights.model]}" if weights.model in reasons else ""
+        rows.append([weights.name + reason, str(weights.image_size), weights.license])
+    if parameters:  # they are the second column
+        columns.insert(1, Column("parameters (M)"))
+        for row, weights in zip(rows, listed, strict=True):
+            row.insert(1, parameters[weights.model])
     return Table("", columns, rows, framed=True)

@@ -73,7 +73,7 @@ def parse_aggregate(text: str | None, group: str | None) -> Literal["mean", "max
     """
     if text is None:
         return None
-    column, _, how = text.rpartition("=")
+    column, _, how = text.rpartition("=")  # the column is empty if there is no "="
     if column not in ("", "group", group):
         other = "is not given" if group is None else f"is {group}"
         raise ValueError(f"--aggregate {text}: --group {other}; use --group {column} --aggregate group={how}")

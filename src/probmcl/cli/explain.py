@@ -61,35 +61,39 @@ def command(own: ExplainCommand, given: Given) -> None:
     refuse_used(own.out)
     labels = given.get("labels", ["decided"])
     console = command_console(stderr=True)
-    models = {caption: load(path, device=own.device) for caption, path in _captions(own.run, own.against).items()}
+    folders = _folders_by_caption(own.run, own.against)
+    models = {caption: load(folder, device=own.device) for caption, folder in folders.items()}
     given["labels"] = _labels(labels, list(models.values()))
     explained = {caption: model.explain(**given, console=console) for caption, model in models.items()}
     if labels == ["decided"]:
         explained = _only_decided(explained)
-    captions = {name: drawable(name, number) for number, name in enumerate(next(iter(models.values())).names)}
-    count = len(next(iter(explained.values())))
+
+    first_model = next(iter(models.values()))
+    drawable_names = {name: drawable(name, number) for number, name in enumerate(first_model.names)}
+    count = len(next(iter(explained.values())))  # the same for all runs
     with console.progress("drawing", count) as bar:
-        errors = write_sheets(own.out, explained, captions, lambda: bar.advance(1))
-    for name, explanations in zip((MAPS, MAPS_AGAINST), explained.values(), strict=False):
-        explanations.to_npz(own.out / name)
+        errors = write_sheets(own.out, explained, drawable_names, lambda: bar.advance(1))
+    for file_name, explanations in zip((MAPS, MAPS_AGAINST), explained.values(), strict=False):
+        explanations.to_npz(own.out / file_name)
     console.print(f"pictures of {counted(count - len(errors), 'image')} and {MAPS}: {own.out}")
     if errors:
-        reasons = "\n".join(listed([f"{one_line(path)}: {reason}" for path, reason in errors.items()]))
-        message = f"{len(errors):,} of {counted(count, 'image')} could not be read:\n{reasons}"
+        reasons = listed([f"{one_line(path)}: {reason}" for path, reason in errors.items()])
+        message = "\n".join([f"{len(errors):,} of {counted(count, 'image')} could not be read:", *reasons])
         if len(errors) == count:
             raise ValueError(message)
         console.print(message)
 
 
-def _captions(run: Path, against: Path | None) -> dict[str, Path]:
+def _folders_by_caption(run: Path, against: Path | None) -> dict[str, Path]:
     """Return the run folders by their captions, which are the names of the folders if they differ."""
     if against is None:
         return {run.name: run}
     if run.resolve() == against.resolve():
         raise ValueError(f"--against {against} is the same run; choose another one")
-    names = [path.resolve().name for path in (run, against)]
-    captions = names if names[0] != names[1] else [str(run), str(against)]
-    return dict(zip(captions, (run, against), strict=True))
+    run_name, against_name = run.resolve().name, against.resolve().name
+    if run_name == against_name:
+        return {str(run): run, str(against): against}
+    return {run_name: run, against_name: against}
 
 
 def _labels(labels: list[str], models: "list[Model]") -> ExplainedLabels:
@@ -108,15 +112,18 @@ def _only_decided(runs: "dict[str, Explanations]") -> "dict[str, Explanations]":
     """Keep the maps of the labels that at least one of the runs assigns to an image."""
     from probmcl.explain import Explanations
 
-    rows = list(zip(*runs.values(), strict=True))
-    decided = [{label for explanation in row for label in explanation.decided} for row in rows]
-    return {
-        caption: Explanations(
-            explanations.names,
-            tuple(
-                image.only([label for label in image.maps if label in chosen])
-                for image, chosen in zip(explanations, decided, strict=True)
-            ),
-        )
-        for caption, explanations in runs.items()
-    }
+    decided_labels: list[set[str]] = []  # of each image
+    for explanations_of_image in zip(*runs.values(), strict=True):
+        labels: set[str] = set()
+        for explanation in explanations_of_image:
+            labels.update(explanation.decided)
+        decided_labels.append(labels)
+
+    kept = {}
+    for caption, explanations in runs.items():
+        images = []
+        for image, labels in zip(explanations, decided_labels, strict=True):
+            decided_maps = [label for label in image.maps if label in labels]
+            images.append(image.only(decided_maps))
+        kept[caption] = Explanations(explanations.names, tuple(images))
+    return kept

@@ -46,28 +46,36 @@ def command(
         return
     for key in METHODS:
         method = find_method(key)
-        presets = "" if len(method.presets) == 1 else f"; presets: {', '.join(method.presets)}"
-        console.print(f"{key}: {_kind(method)}, {_views(method)}{presets}")
+        facts = f"{_kind(method)}, {_views(method)}"
+        if len(method.presets) > 1:
+            facts += f"; presets: {', '.join(method.presets)}"
+        console.print(f"{key}: {facts}")
         _print_indented(console, _first_sentence(method))
     console.print("show the settings of a method: probmcl methods NAME")
 
 
 def settings(method: type[Method]) -> list[Setting]:
     """Return the settings of a method, in the order of its `Config`."""
-    config, result = type(method.presets["default"]), []
-    hints, descriptions = typing.get_type_hints(config), meanings(config)
-    for name in (field.name for field in fields(config)):
-        values = {preset: as_text(getattr(values, name)) for preset, values in method.presets.items()}
-        result.append(Setting(name, choices(hints[name]), values, descriptions.get(name, UNDESCRIBED)))
+    config = type(method.presets["default"])
+    hints = typing.get_type_hints(config)
+    descriptions = meanings(config)
+    result = []
+    for field in fields(config):
+        name = field.name
+        values = {preset: as_text(getattr(chosen, name)) for preset, chosen in method.presets.items()}
+        meaning = descriptions.get(name, UNDESCRIBED)
+        result.append(Setting(name, choices(hints[name]), values, meaning))
     return result
 
 
 def meanings(described: type[Any]) -> dict[str, str]:
     """Return the `Attributes:` section of a docstring as a dictionary."""
-    _, _, section = inspect.cleandoc(described.__doc__ or "").partition("\nAttributes:\n")
-    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # up to the next unindented line
-    entries = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+    _, _, rest = inspect.cleandoc(described.__doc__ or "").partition("\nAttributes:\n")
+    section = re.split(r"^\S", rest, maxsplit=1, flags=re.MULTILINE)[0]  # up to the next unindented line
+    # A split by a pattern with a group returns the text before the first name, then names and texts in turn.
+    _, *names_and_texts = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)
+    names, texts = names_and_texts[::2], names_and_texts[1::2]
+    return {name: " ".join(text.split()) for name, text in zip(names, texts, strict=True)}
 
 
 def choices(hint: Any) -> str:
@@ -78,7 +86,8 @@ def choices(hint: Any) -> str:
     >>> choices(tuple[int, ...] | None)
     '[integer, …], none'
     """
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    parts = typing.get_args(hint)
     if origin is Literal:
         return ", ".join(map(as_text, parts))
     if origin in (typing.Union, types.UnionType):
@@ -86,7 +95,9 @@ def choices(hint: Any) -> str:
     if origin in (tuple, list):
         return f"[{choices(parts[0])}, …]"
     names = {bool: "true, false", int: "integer", float: "number", str: "text", type(None): "none"}
-    return names.get(hint, str(getattr(hint, "__name__", hint)))
+    if hint in names:
+        return names[hint]
+    return str(getattr(hint, "__name__", hint))
 
 
 def as_text(value: object) -> str:
@@ -97,38 +108,55 @@ def as_text(value: object) -> str:
     """
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    return f"[{', '.join(map(as_text, value))}]" if isinstance(value, tuple | list) else str(value)
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(as_text, value))}]"
+    return str(value)
 
 
 def _show_settings(console: Console, name: str, method: type[Method]) -> None:
-    probed = "trains only the encoder; predictions come from a linear probe on it"
-    predicts = "has its own classifier" if _kind(method) == "classifier" else probed
+    """Print what a method does, and each of its settings with its values and its meaning."""
+    shown_settings = settings(method)
+    predicts = "trains only the encoder; predictions come from a linear probe on it"
+    if _kind(method) == "classifier":
+        predicts = "has its own classifier"
+    below = "default settings" if shown_settings else "no settings"
     others = [preset for preset in method.presets if preset != "default"]
-    shown = "default settings" if settings(method) else "no settings"
-    differing = f", with values that differ in other presets ({', '.join(others)}) in parentheses" if others else ""
+    if others:
+        below += f", with values that differ in other presets ({', '.join(others)}) in parentheses"
     console.print(f"{name}: {_first_sentence(method)}")
-    console.print(f"It {predicts}. Each step uses {_views(method)} of each image. Below: {shown}{differing}.")
-    for setting in settings(method):
-        default = setting.values["default"]
-        presets = [f"{preset}: {value}" for preset, value in setting.values.items() if value != default]
-        console.print(f"\n{setting.name} = {default}" + (f"   ({', '.join(presets)})" if presets else ""))
+    console.print(f"It {predicts}. Each step uses {_views(method)} of each image. Below: {below}.")
+    for setting in shown_settings:
+        console.print(f"\n{_setting_line(setting)}")
         _print_indented(console, setting.meaning)
         _print_indented(console, f"values: {setting.choices}")
-    if settings(method):
+    if shown_settings:
         console.print(f"\nchange a setting: probmcl train DATA --method {name} --set NAME=VALUE")
 
 
+def _setting_line(setting: Setting) -> str:
+    """Return a setting with its default value and, in parentheses, the values of the presets that differ."""
+    default = setting.values["default"]
+    line = f"{setting.name} = {default}"
+    differing = [f"{preset}: {value}" for preset, value in setting.values.items() if value != default]
+    return f"{line}   ({', '.join(differing)})" if differing else line
+
+
 def _print_indented(console: Console, text: str) -> None:
-    console.print(textwrap.indent(textwrap.fill(text, console.rich.width - 4), " " * 4))
+    """Print a paragraph that is indented by four spaces."""
+    paragraph = textwrap.fill(text, console.rich.width - 4)
+    console.print(textwrap.indent(paragraph, " " * 4))
 
 
 def _kind(method: type[Method]) -> str:
+    """Return what a method trains: a classifier, or an encoder by contrastive learning."""
     return "classifier" if method.has_own_head(method.presets["default"]) else "contrastive"
 
 
 def _views(method: type[Method]) -> str:
+    """Return the number of views per image, such as "2 views"."""
     return counted(method.n_views, "view")
 
 
 def _first_sentence(method: type[Method]) -> str:
+    """Return the first line of the docstring of a method, which is a sentence."""
     return inspect.cleandoc(method.__doc__ or UNDESCRIBED).splitlines()[0]

@@ -36,8 +36,8 @@ from probmcl.settings.declaration import Argument, Declared, Group, Option, Opti
 SPELLING = {"data": "DATA", "settings": "--set"}
 """Parameters whose option is not just the Python name with dashes."""
 
-OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
-CALL = re.compile(r"`(probmcl\.[a-z]+\([^`]*\))`")
+OPTION = re.compile(r"`(?P<name>[a-z][a-z_]*)(?:=(?P<value>[^`]*))?`")
+CALL = re.compile(r"`(?P<call>probmcl\.[a-z]+\([^`]*\))`")
 NOT_PYTHON = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 """Errors of parsing text in backticks, which may be a placeholder or come from a file."""
 
@@ -65,16 +65,18 @@ def spell_options(text: str) -> str:
     >>> spell_options('first run `probmcl.load("runs/photos").calibrate()`')
     'first run probmcl calibrate runs/photos'
     """
-    text = CALL.sub(lambda call: _spell_call(call[1]), text)
-    return OPTION.sub(lambda option: _spell_option(option[1], option[2]), text)
+    text = CALL.sub(lambda found: _spell_call(found["call"]), text)
+    return OPTION.sub(lambda found: _spell_option(found["name"], found["value"]), text)
 
 
 def _spell_call(text: str) -> str:
     """Spell a call of the form `probmcl.COMMAND(…)` or `probmcl.load(RUN).COMMAND()`; other text is not changed."""
     try:
         match ast.parse(text, mode="eval").body:
+            # probmcl.COMMAND(…)
             case ast.Call(ast.Attribute(ast.Name("probmcl"), command), arguments, keywords) if command in COMMANDS:
                 pass
+            # probmcl.load(RUN).COMMAND()
             case ast.Call(ast.Attribute(ast.Call(ast.Attribute(ast.Name("probmcl"), "load"), arguments), command), []):
                 keywords = []
             case _:
@@ -88,27 +90,35 @@ def _spell_call(text: str) -> str:
 
 
 def _value_words(name: str, value: object) -> list[str]:
+    """Return an option with a value of any type as the words of a command line."""
     if isinstance(value, dict):
-        value = [f"{key}={item}" for key, item in value.items()]
+        return [_spell_name(name), *[f"{key}={item}" for key, item in value.items()]]
     if isinstance(value, list):
-        return [_spelled(name), *map(str, value)]
+        return [_spell_name(name), *map(str, value)]
     return option_words({name: str(value)})
 
 
 def _spell_option(name: str, text: str | None) -> str:
+    """Spell an option of a message; `text` is its value in Python, a placeholder, or None if it has no value."""
+    if text is None:
+        return _spell_name(name)
     try:
-        value = None if text is None else ast.literal_eval(text)
+        value = ast.literal_eval(text)
     except NOT_PYTHON:  # a placeholder such as FOLDER
-        return f"{_spelled(name)} {text}"
+        return f"{_spell_name(name)} {text}"
     if value is None or value is True:
-        return _spelled(name)
+        return _spell_name(name)
     if isinstance(value, str):
         return shlex.join(option_words({name: value}))
-    return f"{_spelled(name)} {shlex.join(map(str, value)) if isinstance(value, list) else text}"
+    if isinstance(value, list):
+        return f"{_spell_name(name)} {shlex.join(map(str, value))}"
+    return f"{_spell_name(name)} {text}"
 
 
-def _spelled(name: str) -> str:
-    return SPELLING.get(name, f"--{name.replace('_', '-')}")
+def _spell_name(name: str) -> str:
+    """Return the name of an option as it is typed, such as --skip-bad."""
+    with_dashes = f"--{name.replace('_', '-')}"
+    return SPELLING.get(name, with_dashes)
 
 
 def reading_lines(readings: Iterable[Reading], words: Sequence[str]) -> list[str]:
@@ -123,8 +133,9 @@ def reading_lines(readings: Iterable[Reading], words: Sequence[str]) -> list[str
     """
     lines: list[str] = []
     for reading in readings:
-        example = [*reading.rows, command_line(words, reading.options)]
-        lines += [f"  {spell_options(reading.meaning)}:", *(f"    {line}" for line in example)]
+        rows_and_command = [*reading.rows, command_line(words, reading.options)]
+        lines.append(f"  {spell_options(reading.meaning)}:")
+        lines += [f"    {line}" for line in rows_and_command]
     return lines
 
 
@@ -138,10 +149,12 @@ def command_line(words: Sequence[str], options: Mapping[str, str]) -> str:
     """
     words = list(words)
     for name in options:
-        if not isinstance(_default(name), tuple | bool):  # a list is extended, and a flag is not repeated
-            words = without_option(words, _spelled(name))
-    end = words.index("--") if "--" in words else len(words)
-    return shlex.join(["probmcl", *words[:end], *option_words(options), *words[end:]])
+        takes_one_value = not isinstance(_default(name), tuple | bool)  # otherwise it is a list or a flag
+        if takes_one_value:
+            words = without_option(words, _spell_name(name))
+    end_of_options = words.index("--") if "--" in words else len(words)
+    before, after = words[:end_of_options], words[end_of_options:]
+    return shlex.join(["probmcl", *before, *option_words(options), *after])
 
 
 def option_words(options: Mapping[str, str]) -> list[str]:
@@ -152,17 +165,22 @@ def option_words(options: Mapping[str, str]) -> list[str]:
     """
     words: list[str] = []
     for name, value in options.items():
-        if isinstance(_default(name), bool):  # a flag
-            words.append(_spelled(name))
+        is_flag = isinstance(_default(name), bool)
+        if is_flag:
+            words.append(_spell_name(name))
+        elif value.startswith("-"):  # as a word of its own, it would be taken for an option
+            words.append(f"{_spell_name(name)}={value}")
         else:
-            words += [f"{_spelled(name)}={value}"] if value.startswith("-") else [_spelled(name), value]
+            words += [_spell_name(name), value]
     return words
 
 
 def _default(name: str) -> object:
+    """Return the default of an option for reading or checking data, or None if there is no such option."""
     from probmcl.readers.options import DataChecks, ReadOptions
 
-    return (vars(ReadOptions()) | vars(DataChecks())).get(name)
+    defaults = vars(ReadOptions()) | vars(DataChecks())
+    return defaults.get(name)
 
 
 def without_option(words: Sequence[str], option: str) -> list[str]:
@@ -179,7 +197,7 @@ def without_option(words: Sequence[str], option: str) -> list[str]:
         name, equals, _ = word.replace("_", "-").partition("=")
         if name != option:
             kept.append(word)
-        elif not equals:
+        elif not equals:  # the next word is its value
             next(remaining, None)
     return kept
 
@@ -273,7 +291,10 @@ def own_command_of(
         @functools.wraps(function)
         def command(*arguments: Any, **options: Any) -> None:
             given = signature.bind(*arguments, **options).arguments
-            own_values = {option.name: given.pop(option.name) for option in own_options if option.name in given}
+            own_values = {}
+            for option in own_options:
+                if option.name in given:
+                    own_values[option.name] = given.pop(option.name)
             function(own(**own_values), given)
 
         _set_signature(command, signature)
@@ -283,6 +304,7 @@ def own_command_of(
 
 
 def _set_signature(command: Callable[..., None], signature: inspect.Signature) -> None:
+    """Give a function that takes any arguments the signature from which cyclopts makes the options."""
     command.__signature__ = signature  # type: ignore[attr-defined]
     command.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
 
@@ -295,18 +317,22 @@ def command_signature(own: Sequence[Declared], shared: Sequence[Declared], layou
     for option in own:
         if option.name in layout.follows:
             names = [earlier.name for earlier in ordered]
-            ordered.insert(names.index(layout.follows[option.name]) + 1, option)
+            predecessor = names.index(layout.follows[option.name])
+            ordered.insert(predecessor + 1, option)
     parameters = [_parameter(option, layout) for option in ordered]
-    return inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
+    parameters.sort(key=lambda parameter: parameter.kind)  # positional ones first, as Python requires
+    return inspect.Signature(parameters)
 
 
 def _parameter(declared: Declared, layout: Layout) -> inspect.Parameter:
+    """Return the parameter of a command for an option: words without a name are positional, others are keywords."""
     type_, option = option_of(layout.types.get(declared.name, declared.type), declared.option)
-    if isinstance(option, Argument) and type_ == tuple[Path, ...]:  # all other words
+    is_word = isinstance(option, Argument)
+    takes_all_other_words = is_word and type_ == tuple[Path, ...]
+    if takes_all_other_words:
         annotation = _annotation(Path, option, MISSING, layout)
         return inspect.Parameter(declared.name, inspect.Parameter.VAR_POSITIONAL, annotation=annotation)
     annotation = _annotation(type_, option, declared.default, layout)
-    is_word = isinstance(option, Argument)
     kind = inspect.Parameter.POSITIONAL_ONLY if is_word else inspect.Parameter.KEYWORD_ONLY
     default = inspect.Parameter.empty if declared.default is MISSING else declared.default
     return inspect.Parameter(declared.name, kind, default=default, annotation=annotation)
@@ -317,12 +343,11 @@ def _annotation(type_: Any, option: Option, default: Any, layout: Layout) -> Any
     if dataclasses.is_dataclass(type_):  # each of its fields is an option
         parameters = [Parameter(name="*", consume_multiple=SEVERAL, negative="", show_default=False)]
     else:
+        # For cyclopts, None stands for its own choice: the default is shown, and a flag gets an opposite.
         shows_default = None if layout.has_defaults and "(default" not in option.help else False
         negative = None if default is True else ""
         text = spell_options(option.help)
-        parameters = [
-            Parameter(help=text, consume_multiple=SEVERAL, negative=negative, show_default=shows_default),
-        ]
+        parameters = [Parameter(help=text, consume_multiple=SEVERAL, negative=negative, show_default=shows_default)]
     if option.group is not None and layout.has_groups:
         parameters.append(Parameter(group=PANELS[option.group]))
     if type_ == Mapping[str, Any] | None:
@@ -352,13 +377,15 @@ def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
 
 def comma_separated(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
     """Convert words such as bce,asl to a tuple without duplicates."""
-    item = type_.__args__[0]
+    item_type = type_.__args__[0]  # of a type such as tuple[int, ...]
     parts = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
     if not parts:
         raise ValueError(f"{tokens[0].value!r} is empty; expected values separated by spaces or commas")
-    if item is int and (wrong := [part for part in parts if not re.fullmatch("-?[0-9]+", part)]):
-        raise ValueError(f"{tokens[0].keyword} {wrong[0]!r} is not an integer")
-    return tuple(dict.fromkeys(item(part) for part in parts))
+    if item_type is int:
+        wrong = [part for part in parts if not re.fullmatch("-?[0-9]+", part)]
+        if wrong:
+            raise ValueError(f"{tokens[0].keyword} {wrong[0]!r} is not an integer")
+    return tuple(dict.fromkeys(item_type(part) for part in parts))
 
 
 COMMA_LIST = Parameter(
@@ -385,7 +412,8 @@ def refuse_data_as_value(given: Given) -> None:
         return
     values = {**given, **vars(given.get("read", ReadOptions()))}
     for name, words in values.items():
-        if isinstance(words, tuple | list) and words and Path(words[-1]).exists():
+        takes_several = isinstance(words, tuple | list)
+        if takes_several and words and Path(words[-1]).exists():
             option = spell_options(f"`{name}`")
             raise ValueError(f"DATA is missing: {words[-1]} was read as a value of {option}; {PUT_FIRST}")
 
@@ -396,4 +424,6 @@ def format_error(error: CycloptsError) -> Panel:
     if argument is not None and argument.name == "DATA":
         return CycloptsPanel(f"{error}\nHint: {PUT_FIRST}")
     text = printable(str(error))
-    return CycloptsPanel(error if text == str(error) else text)  # the error itself is shown in color
+    if text != str(error):
+        return CycloptsPanel(text)
+    return CycloptsPanel(error)  # unlike its text, it is shown in color

@@ -64,9 +64,8 @@ def command(own: PredictCommand, given: Given) -> None:
     if own.out is not None:
         refuse_output(own.out, own.format)
     if own.format == "short" and "abstain" in given:
-        raise ValueError(
-            f"--abstain {given['abstain']:g} cannot be combined with --format short, which lists only assigned labels"
-        )
+        abstain = f"--abstain {given['abstain']:g}"
+        raise ValueError(f"{abstain} cannot be combined with --format short, which lists only assigned labels")
     console = command_console(stderr=True)
     model = load(own.run, device=own.device)
     if model.calibration is None and not given.get("raw"):
@@ -78,11 +77,13 @@ def command(own: PredictCommand, given: Given) -> None:
         _print_predictions(counts.count(blocks), own)
     else:
         with console.working("listing the images"):
-            count = sum(1 for _ in find(given["images"]))
-        with _partial_file_noted(own.out, counts, console), console.progress("predicting", count) as bar:
-            tallied = counts.count(blocks, lambda count: bar.advance(count, steps=count))
-            write_predictions(own.out, tallied, own.format, raw_cells=own.raw_cells)
-        written = counts.images - counts.errors if own.format == "short" else counts.images
+            total = sum(1 for _ in find(given["images"]))
+        with _partial_file_noted(own.out, counts, console), console.progress("predicting", total) as bar:
+            counted_blocks = counts.count(blocks, lambda images: bar.advance(images, steps=images))
+            write_predictions(own.out, counted_blocks, own.format, raw_cells=own.raw_cells)
+        written = counts.images
+        if own.format == "short":  # it leaves out unreadable images
+            written -= counts.errors
         console.print(f"predictions for {counted(written, 'image')}: {own.out}")
     if counts.errors:
         message = counts.message(_where_reasons_are(own, counts))
@@ -92,13 +93,15 @@ def command(own: PredictCommand, given: Given) -> None:
 
 
 def _print_predictions(blocks: Iterator["Predictions"], own: PredictCommand) -> None:
+    """Print the predictions as they are made, one line per image or as a CSV table."""
     output = command_console()
     if own.format == "full":
         for line in itertools.chain.from_iterable(map(prediction_lines, blocks)):
             output.print_line(line)
         return
-    # In a file or a pipe, a CSV table has tabs and line feeds in its cells.
-    write = output.print_line if sys.stdout.isatty() or output.rich.quiet else print
+    # `print_line` escapes tabs and line feeds. In a file or a pipe, the cells of the CSV table keep them.
+    escapes_lines = sys.stdout.isatty() or output.rich.quiet
+    write = output.print_line if escapes_lines else print
     for line in short_lines(blocks, raw_cells=own.raw_cells):
         write(line)
 
@@ -118,9 +121,12 @@ def _partial_file_noted(out: Path, counts: "_Counts", console: Console) -> Itera
 
 
 def _where_reasons_are(own: PredictCommand, counts: "_Counts") -> str:
+    """Return where to find the unreadable images and the reasons; the short format does not have the reasons."""
     if own.format == "short":
         return f"not in the output: {counts.named()}"
-    return "see ERROR in the output" if own.out is None else f"see the error column in {own.out}"
+    if own.out is None:
+        return "see ERROR in the output"
+    return f"see the error column in {own.out}"
 
 
 def prediction_lines(block: "Predictions") -> Iterator[str]:
@@ -151,16 +157,21 @@ class _Counts:
     def count(
         self, blocks: Iterator["Predictions"], advance: Callable[[int], object] = lambda count: None
     ) -> Iterator["Predictions"]:
+        """Yield the blocks unchanged, and count their images; `advance` is called with the number in each block."""
         for block in blocks:
-            unreadable = [path for path, why in zip(block.paths, block.reasons, strict=True) if why is not None]
-            self.images, self.errors = self.images + len(block), self.errors + len(unreadable)
+            unreadable = [path for path, reason in zip(block.paths, block.reasons, strict=True) if reason is not None]
+            self.images += len(block)
+            self.errors += len(unreadable)
             self.first = [*self.first, *unreadable][:LISTED]
             advance(len(block))
             yield block
 
     def message(self, reasons: str) -> str:
+        """Return a sentence with the number of unreadable images; `reasons` says where to find the reasons."""
         return f"{self.errors:,} of {counted(self.images, 'image')} could not be read; {reasons}"
 
     def named(self) -> str:
+        """Return the paths of the first unreadable images, and the number of the others."""
+        paths = ", ".join(map(one_line, self.first))
         rest = self.errors - len(self.first)
-        return ", ".join(map(one_line, self.first)) + (f" and {rest:,} more" if rest else "")
+        return f"{paths} and {rest:,} more" if rest else paths

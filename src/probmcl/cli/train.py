@@ -46,5 +46,8 @@ def print_next(run: "Run", console: Console) -> None:
     from probmcl.store.run_folder import RunFolder
 
     data = RunFolder(run.folder).read(METADATA_FILE).data
-    images = shlex.join(() if data is None else data.unlabeled) or "IMAGES"
-    console.print(f"next: probmcl predict {shlex.quote(str(run.folder))} {images} --out predictions.csv")
+    images = "IMAGES"
+    if data is not None and data.unlabeled:
+        images = shlex.join(data.unlabeled)
+    folder = shlex.quote(str(run.folder))
+    console.print(f"next: probmcl predict {folder} {images} --out predictions.csv")

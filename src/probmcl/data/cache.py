@@ -48,9 +48,11 @@ class ImageCache:
             disk = shutil.disk_usage(self.folder)
         except OSError:  # the folder was deleted; `_store` creates it again
             return True
-        return disk.free >= (0.1 * disk.total if self.keep_free is None else self.keep_free)
+        keep_free = 0.1 * disk.total if self.keep_free is None else self.keep_free
+        return disk.free >= keep_free
 
     def _entry(self, path: Path, size: int | None, intensity: IntensityRange | None) -> Path | None:
+        """Return the file of an image in the cache, which need not exist, or None if there is no such image."""
         try:
             status = path.stat()
         except (OSError, ValueError):
@@ -97,7 +99,8 @@ def _load(entry: Path) -> Image.Image | None:
     except (OSError, struct.error):
         return None
     pixels = data[HEADER.size :]
-    if magic != MAGIC or len(pixels) != 3 * width * height or block_checksum(pixels) != checksum:
+    is_complete = magic == MAGIC and len(pixels) == 3 * width * height
+    if not is_complete or block_checksum(pixels) != checksum:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
 
@@ -106,15 +109,15 @@ def _store(entry: Path, image: Image.Image) -> None:
     """Write an entry atomically. If this fails, for example on a full disk, the image is not cached."""
     pixels = image.tobytes()
     header = HEADER.pack(MAGIC, image.width, image.height, block_checksum(pixels))
-    part: Path | None = None
+    temporary: Path | None = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         # The name is unique, because two processes may store the same image concurrently.
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=entry.parent)
-        part = Path(name)
+        temporary = Path(name)
         with os.fdopen(descriptor, "wb") as file:
             file.writelines((header, pixels))
-        part.replace(entry)
+        temporary.replace(entry)
     except OSError:
-        if part is not None:
-            part.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)

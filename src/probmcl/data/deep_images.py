@@ -36,11 +36,13 @@ def find_intensity_range(
     """
     files = _sample(paths, seed, sample)
     with closing(map_in_order(partial(_pixels_of, seed), files, workers, files=lambda file: [file])) as results:
-        deep = (image for image in results if image is not None)
+        deep_images = (image for image in results if image is not None)
         if isinstance(rule, IntensityRange):
-            unused = replace(rule, source=f"{rule.source}; not needed by any of the sampled images")
-            return unused if next(deep, None) is None else rule
-        samples = list(deep)
+            first = next(deep_images, None)  # the other files need not be read
+            if first is not None:
+                return rule
+            return replace(rule, source=f"{rule.source}; not needed by any of the sampled images")
+        samples = list(deep_images)
     if not samples:
         return None
     _refuse_two_kinds(samples, rule)
@@ -48,11 +50,12 @@ def find_intensity_range(
 
 
 def _sample(paths: Sequence[Path], seed: int, size: int) -> list[Path]:
-    texts = Paths(paths).texts
-    never_deep = np.array([os.path.splitext(text)[1].lower() in NEVER_DEEP for text in texts], dtype=np.bool_)  # noqa: PTH122
-    order = np.random.default_rng(seed).permutation(len(paths))
-    drawn = order[np.argsort(never_deep[order], kind="stable")][:size]
-    return [paths[row] for row in np.sort(drawn)]
+    """Return `size` random files in their order; files in 8-bit formats are drawn only if there are no others left."""
+    suffixes = (os.path.splitext(text)[1].lower() for text in Paths(paths).texts)  # noqa: PTH122
+    never_deep = np.fromiter((suffix in NEVER_DEEP for suffix in suffixes), dtype=np.bool_, count=len(paths))
+    shuffled = np.random.default_rng(seed).permutation(len(paths))
+    preferred_first = shuffled[np.argsort(never_deep[shuffled], kind="stable")]
+    return [paths[row] for row in np.sort(preferred_first[:size])]
 
 
 class DeepPixels(NamedTuple):
@@ -66,21 +69,28 @@ class DeepPixels(NamedTuple):
 
 
 def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
+    """Return a random sample of the finite pixels of a deep image, or None if the image is not deep or unreadable."""
     try:
-        kind, values = gray_values(path) or ("16-bit", np.empty(0))
+        kind_and_values = gray_values(path)
     except ImageError:
         return None
-    finite = np.isfinite(values)
-    numbers = values.ravel() if finite.all() else values[finite]
+    if kind_and_values is None:
+        return None
+    kind, values = kind_and_values
+    is_finite = np.isfinite(values)
+    numbers = values.ravel() if is_finite.all() else values[is_finite]  # `ravel` copies nothing
     if len(numbers) == 0:
         return None
-    indices = np.random.default_rng(seed).integers(len(numbers), size=PIXELS_PER_IMAGE)
-    pixels = numbers if len(numbers) <= PIXELS_PER_IMAGE else numbers[indices]
+    pixels = numbers
+    if len(numbers) > PIXELS_PER_IMAGE:
+        drawn = np.random.default_rng(seed).integers(len(numbers), size=PIXELS_PER_IMAGE)
+        pixels = numbers[drawn]
     return DeepPixels(path, kind, float(numbers.min()), float(numbers.max()), pixels.astype(np.float64))
 
 
 def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"]) -> None:
-    first = {image.kind: image.path for image in reversed(deep)}
+    """Raise `DataError` if the sampled images are of several kinds, which have no range in common."""
+    first = {image.kind: image.path for image in reversed(deep)}  # of each kind
     if len(first) > 1:
         examples = ", ".join(f"{first[kind]} is {kind}" for kind in sorted(first))
         problem = f"{' and '.join(sorted(first))} images need different ranges ({examples})"
@@ -88,21 +98,26 @@ def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"])
 
 
 def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
+    """Return the range between two percentiles of the sampled pixels of all images."""
     pixels = np.concatenate([image.pixels for image in deep])
     first, last = PERCENTILES
     low = float(np.percentile(pixels, first, method="lower"))  # a value that occurs, not an interpolated one
     high = float(np.percentile(pixels, last, method="higher"))
     if low == high:
-        files = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
+        files = str(deep[0].path)
+        if len(deep) > 1:
+            files = f"{files} and {len(deep) - 1} more"
         raise DataError(f'`range="auto"`: {files}: nearly all pixels are {format_level(low)}; set `range="LOW,HIGH"`')
     images = counted(len(deep), "image")
     return IntensityRange(low, high, f"{first:g} and {last:g} percentiles of {images}")
 
 
 def _full(deep: Sequence[DeepPixels]) -> IntensityRange | None:
-    if deep[0].kind == "DICOM":
+    """Return the full range of the kind of the images, or None for DICOM; pixels outside the range are an error."""
+    kind = deep[0].kind  # of all images
+    if kind == "DICOM":
         return None
-    low, high = FULL[deep[0].kind]
+    low, high = FULL[kind]
     for image in deep:
         if image.low < low or image.high > high:
             problem = f"has gray levels from {format_level(image.low)} to {format_level(image.high)}"

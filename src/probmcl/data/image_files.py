@@ -54,8 +54,8 @@ def is_image(name: str) -> bool:
     >>> is_image("1.JPG"), is_image("labels.csv"), is_image("jpg")
     (True, False, False)
     """
-    stem, dot, suffix = name.rpartition(".")
-    return bool(stem) and dot + suffix.lower() in IMAGE_SUFFIXES
+    stem, _, suffix = name.rpartition(".")
+    return stem != "" and f".{suffix.lower()}" in IMAGE_SUFFIXES
 
 
 def walk(root: Path) -> Iterator[os.DirEntry[str]]:
@@ -63,33 +63,45 @@ def walk(root: Path) -> Iterator[os.DirEntry[str]]:
 
     Symlinks are followed, but each folder is visited only once. Names that start with a dot are skipped.
     """
-    pending, visited = [str(root)], set()
+    pending = [str(root)]
+    visited = set()
     while pending:
         folder = pending.pop()
         status = Path(folder).stat()
-        if (status.st_dev, status.st_ino) in visited:
+        identity = (status.st_dev, status.st_ino)
+        if identity in visited:
             continue
-        visited.add((status.st_dev, status.st_ino))
-        try:
-            with os.scandir(folder) as scan:
-                entries = [entry for entry in scan if not entry.name.startswith(".")]
-        except OSError as error:
-            raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
-        entries.sort(key=lambda entry: entry.name, reverse=True)
+        visited.add(identity)
+        entries = _visible_entries(folder)
+        entries.sort(key=lambda entry: entry.name, reverse=True)  # both lists below are emptied from their ends
         pending += [entry.path for entry in entries if is_folder(entry)]
-        entries = [entry for entry in entries if not is_folder(entry)]
-        while entries:
-            yield entries.pop()  # `pop` frees each entry; a folder may have a million files
+        files = [entry for entry in entries if not is_folder(entry)]
+        del entries
+        while files:
+            yield files.pop()  # `pop` frees each entry; a folder may have a million files
+
+
+def _visible_entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder whose names do not start with a dot, in any order."""
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a folder or a link to one; `is_dir` raises an error for a link to itself."""
-    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # noqa: PTH112
+    """Return whether an entry is a folder or a link to one."""
+    if entry.is_symlink():  # `entry.is_dir` raises an error for a link to itself
+        return os.path.isdir(entry.path)  # noqa: PTH112
+    return entry.is_dir()
 
 
 def is_file(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a file or a link to one."""
-    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()  # noqa: PTH113
+    if entry.is_symlink():  # `entry.is_file` raises an error for a link to itself
+        return os.path.isfile(entry.path)  # noqa: PTH113
+    return entry.is_file()
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -113,7 +125,9 @@ def named_images(
 
     With `missing="keep"`, an error is raised only if all files are missing, because the folder must then be wrong.
     """
-    existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # faster than one stat per file
+    existing: set[str] = set()
+    if folder.is_dir():
+        existing = {path.name for path in folder.iterdir()}  # faster than one stat per file
     absent = [name for name in names if name not in existing]
     refuse_absent(absent, len(names), folder, source=source, remedy=remedy, missing=missing)
     return [folder / name for name in names]
@@ -123,9 +137,13 @@ def refuse_absent(
     absent: Sequence[str], count: int, folder: Path, *, source: Path, remedy: str, missing: Missing
 ) -> None:
     """Raise `DataError` if any of the images is absent; with `missing="keep"`, only if all of them are."""
-    if absent and (missing == "error" or len(absent) == count):
-        share = f"{len(absent):,} of {count:,} missing"
-        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
+    if not absent:
+        return
+    some_exist = len(absent) < count
+    if missing == "keep" and some_exist:
+        return
+    share = f"{len(absent):,} of {count:,} missing"
+    raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
 
 
 def split_folders(folder: Path) -> dict[Path, Split]:
@@ -134,7 +152,8 @@ def split_folders(folder: Path) -> dict[Path, Split]:
         return {}
     with os.scandir(folder) as entries:  # faster than a path for each of a million images
         names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and is_folder(entry)]
-    names.sort(key=lambda name: (list(SPLIT_FOLDERS).index(name.lower()), name))
+    positions = {name: position for position, name in enumerate(SPLIT_FOLDERS)}
+    names.sort(key=lambda name: (positions[name.lower()], name))
     return {folder / name: SPLIT_FOLDERS[name.lower()] for name in names}
 
 
@@ -165,7 +184,8 @@ def refuse_without_image(source: str | Path) -> None:
         raise DataError("an empty path was given as an image; for the images in the current folder, use '.'")
     if next(expand(source), None) is not None:
         return
-    path, suffixes = Path(source), f"{IMAGE_SUFFIXES[0]}, …, {IMAGE_SUFFIXES[-1]}"
+    path = Path(source)
+    suffixes = f"{IMAGE_SUFFIXES[0]}, …, {IMAGE_SUFFIXES[-1]}"
     if path.is_dir():
         raise DataError(f"{path}: the folder and its subfolders contain no images (files ending in {suffixes})")
     if path.is_file():
@@ -178,22 +198,30 @@ def refuse_without_image(source: str | Path) -> None:
 def _listed(path: Path) -> Iterator[Path]:
     """Yield the paths in a list, relative to the working directory or, if not found there, to the list's folder."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for line in filter(None, map(str.strip, lines)):
-            relative = path.parent / line
-            listed = relative if not Path(line).exists() and relative.exists() else Path(line)
-            yield from images_below(listed) if listed.is_dir() else (listed,)
+        for line in lines:
+            text = line.strip()
+            if not text:
+                continue
+            listed = Path(text)
+            next_to_list = path.parent / text
+            if not listed.exists() and next_to_list.exists():
+                listed = next_to_list
+            if listed.is_dir():
+                yield from images_below(listed)
+            else:
+                yield listed
 
 
 def _matching(pattern: str) -> Iterator[Path]:
     """Yield matching images, sorted per folder, and images below matching folders unless `**` matches them anyway."""
     recursive = "**" in pattern
     matches = glob.iglob(pattern, recursive=True)  # noqa: PTH207  # pathlib does not support absolute patterns
-    for _, names in itertools.groupby(matches, os.path.dirname):
-        for name in sorted(names):
-            if not recursive and Path(name).is_dir():
-                yield from images_below(Path(name))
-            elif is_image(name):
-                yield Path(name)
+    for _, matches_in_folder in itertools.groupby(matches, os.path.dirname):
+        for match in sorted(matches_in_folder):
+            if not recursive and Path(match).is_dir():
+                yield from images_below(Path(match))
+            elif is_image(match):
+                yield Path(match)
 
 
 def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
@@ -203,13 +231,32 @@ def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
     Only files of equal size are opened, and only files that agree in a few pieces are read in full. Missing and empty
     files are ignored.
     """
-    keyed: list[dict[str, bytes]] = [dict.fromkeys(group, b"") for group in groups]
-    for key in (_size, _pieces, file_digest):
-        keyed = [{path: _or_empty(key, path) for path in group} for group in keyed]
-        values = (group.values() if len(groups) == 1 else set(group.values()) for group in keyed)
-        counts = Counter(itertools.chain.from_iterable(values))
-        keyed = [{path: value for path, value in group.items() if value and counts[value] > 1} for group in keyed]
-    return keyed
+    candidates = [dict.fromkeys(group, b"") for group in groups]
+    for key in (_size, _pieces, file_digest):  # from the fastest to the only one that is certain
+        candidates = _repeated([_keys(group, key) for group in candidates])
+    return candidates
+
+
+def _keys(paths: Iterable[str], key: Callable[[str], bytes]) -> dict[str, bytes]:
+    """Return the key of each file, or b"" if it cannot be read."""
+    keys = {}
+    for path in paths:
+        try:
+            keys[path] = key(path)
+        except (OSError, ValueError):
+            keys[path] = b""
+    return keys
+
+
+def _repeated(groups: Sequence[Mapping[str, bytes]]) -> list[dict[str, bytes]]:
+    """Return, for each group, the files whose key is not empty and occurs again.
+
+    With several groups, the key must occur in another group; a repetition within a group does not count.
+    """
+    counts: Counter[bytes] = Counter()
+    for group in groups:
+        counts.update(group.values() if len(groups) == 1 else set(group.values()))
+    return [{path: key for path, key in group.items() if key and counts[key] > 1} for group in groups]
 
 
 def file_digest(path: str | Path) -> bytes:
@@ -223,19 +270,16 @@ def file_digest(path: str | Path) -> bytes:
         return b""
 
 
-def _or_empty(key: Callable[[str], bytes], path: str) -> bytes:
-    try:
-        return key(path)
-    except (OSError, ValueError):
-        return b""
-
-
 def _size(path: str) -> bytes:
+    """Return the size of a file as a key, or b"" if it is empty or not a regular file."""
     status = os.stat(path)  # noqa: PTH116
-    return str(status.st_size).encode() if stat.S_ISREG(status.st_mode) and status.st_size else b""
+    if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
+        return b""
+    return str(status.st_size).encode()
 
 
 def _pieces(path: str) -> bytes:
+    """Return a digest of the size of a file and of three pieces: its start, middle and end."""
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         pieces = [str(size).encode()]
@@ -263,6 +307,11 @@ class Signature(NamedTuple):
     size: int
     mtime_ns: int
     digest: str
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """The size and modification time, which can be compared without reading the file."""
+        return self.size, self.mtime_ns
 
 
 def stamps(paths: Paths) -> list[tuple[int, int]]:
@@ -327,27 +376,34 @@ def accepted_changes(folder: Path, paths: Paths, console: Console, *, accept: bo
     changes = find_changes(paths, stored, console)
     if changes.changed and not accept:
         number = len(changes.changed)
-        have = f"{number:,} of {counted(len(paths), 'image')} {'has' if number == 1 else 'have'}"
+        images = f"{number:,} of {counted(len(paths), 'image')}"
+        have = "has" if number == 1 else "have"
         remedy = "restore the old files, start a new run, or use the new files with `accept_data_change=True`"
         files = listing(changes.changed, LISTED)
-        raise RunError(f"{folder}: {have} changed since the run started: {files}; {remedy}")
-    return None if changes.signatures == stored else changes
+        raise RunError(f"{folder}: {images} {have} changed since the run started: {files}; {remedy}")
+    if changes.signatures == stored:
+        return None
+    return changes
 
 
 def find_changes(paths: Paths, stored: Sequence[Signature], console: Console) -> Changes:
     """Compare files with their stored signatures. Only files with another size or modification time are read."""
     current = stamps(paths)
-    rows = np.array([row for row, stamp in enumerate(current) if stamp != stored[row][:2]], dtype=int)
+    restamped = np.array([row for row, stamp in enumerate(current) if stamp != stored[row].stamp], dtype=int)
+    digests = _digests(paths.take(restamped), "comparing images with those of the run", console)
+
     signatures = list(stored)
-    digests = _digests(paths.take(rows), "comparing images with those of the run", console)
-    for row, digest in zip(rows, digests, strict=True):
+    changed = []
+    for row, digest in zip(restamped, digests, strict=True):
         size, mtime_ns = current[row]
         signatures[row] = Signature(size, mtime_ns, digest.hex())
-    changed = [paths.texts[row] for row in rows if signatures[row].digest != stored[row].digest]
+        if signatures[row].digest != stored[row].digest:
+            changed.append(paths.texts[row])
     return Changes(changed, signatures)
 
 
 def _stamp(path: str) -> tuple[int, int]:
+    """Return the size and modification time of a file, or `MISSING`."""
     try:
         status = os.stat(path)  # noqa: PTH116 (three times as fast as Path.stat)
     except (OSError, ValueError):
@@ -356,6 +412,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _digests(paths: Sequence[Path], title: str, console: Console) -> list[bytes]:
+    """Return the digest of each file, with a progress bar; b"" stands for a file that cannot be read."""
     if not paths:
         return []
     digests = []

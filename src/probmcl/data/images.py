@@ -39,7 +39,7 @@ MAX_BYTES_PER_PIXEL = 12
 other formats it is at most `MAX_BYTES_PER_PIXEL`, so no image takes more than that times the pixel limit (1.1 GB)."""
 MAX_REDUCTION = 3.0  # stored pixels of a JPEG, relative to the pixel limit; cameras of telephones have 200 megapixels
 MAX_JPEG_BYTES = 10**9
-MAX_SCANS = 100  # each takes time; encoders write about ten
+MAX_SCANS = 100  # decoding each scan takes time; encoders write about ten
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
@@ -83,7 +83,8 @@ def decode_image(
         rgb = turned(to_rgb(image, intensity), orientation(image))
     except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file
         raise ImageError(name, _reason(error)) from error
-    rgb = rgb.copy() if rgb is image else rgb
+    if rgb is image:  # the caller's image keeps its metadata
+        rgb = rgb.copy()
     rgb.info = {}
     return rgb
 
@@ -94,13 +95,14 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
         if is_dicom(head):
             values = dicom_values(file)
             return None if values is None else ("DICOM", values)
-        if head.startswith(START_OF_JPEG):
+        if head.startswith(START_OF_JPEG):  # never deep
             return None
         with open_image(file, head) as image:
             if not is_deep(image):
                 return None
             _refuse_huge(image)
-            return "float" if image.mode == "F" else "16-bit", np.asarray(image)
+            kind: Kind = "float" if image.mode == "F" else "16-bit"
+            return kind, np.asarray(image)
 
 
 class StoredImage(NamedTuple):
@@ -120,8 +122,11 @@ def stored_image(path: Path, decoded: Image.Image) -> StoredImage:
             with open_image(file, head) as image:
                 return StoredImage(decoded.size, image.mode, None)
         data = _jpeg_content(file)
-        with _jpeg(data) as image:  # the only format that is decoded at a reduced size
-            size = image.size if orientation(image) < 5 else image.size[::-1]
+        with _jpeg(data) as image:
+            # The size is read from the header: `decoded` may be smaller, because a JPEG can be decoded at reduced size.
+            width, height = image.size
+            swaps_sides = orientation(image) >= 5  # turned by 90 degrees
+            size = (height, width) if swaps_sides else (width, height)
             return StoredImage(size, image.mode, jpeg_damage(data))
 
 
@@ -148,12 +153,15 @@ class Preprocessing:
         check_range(at_most=MAX_IMAGE_SIZE, size=self.size)
         if not all(deviation > 0 for deviation in self.std):
             raise ValueError(f"std={self.std} must be positive for every channel")
-        if self.interpolation not in get_args(Interpolation):
-            raise ValueError(f"interpolation={self.interpolation!r} must be {' or '.join(get_args(Interpolation))}")
+        interpolations = get_args(Interpolation)
+        if self.interpolation not in interpolations:
+            raise ValueError(f"interpolation={self.interpolation!r} must be {' or '.join(interpolations)}")
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 S S"]:
         """Resize and normalize an image."""
-        return self.tensor(image) if image.size == (self.size, self.size) else self._normalized(self.squash(image))
+        if image.size == (self.size, self.size):
+            return self.tensor(image)
+        return self._normalized(self.squash(image))
 
     def squash(self, image: Image.Image) -> UInt8[Tensor, "3 S S"]:
         """Resize to `size` × `size` with antialiasing, without keeping the aspect ratio."""
@@ -169,10 +177,16 @@ class Preprocessing:
         return self._normalized(_pixels(image))
 
     def _normalized(self, pixels: UInt8[Tensor, "3 S S"]) -> Float[Tensor, "3 S S"]:
+        """Return (pixels / 255 − mean) / std."""
         import torch
 
-        mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
-        return pixels.contiguous().float().div_(255).sub_(mean).div_(std)
+        mean = torch.tensor(self.mean).view(3, 1, 1)
+        std = torch.tensor(self.std).view(3, 1, 1)
+        normalized = pixels.contiguous().float()  # a copy, modified in place
+        normalized.div_(255)
+        normalized.sub_(mean)
+        normalized.div_(std)
+        return normalized
 
 
 PREPROCESSING_FILE = PREPROCESSING.holding(Preprocessing)
@@ -188,10 +202,12 @@ def resize_bilinear(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
     """
     from torch.nn.functional import interpolate
 
-    return interpolate(_pixels(image)[None], (size, size), mode="bilinear", antialias=True)[0]
+    batch = _pixels(image)[None]
+    return interpolate(batch, (size, size), mode="bilinear", antialias=True)[0]
 
 
 def _pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
+    """Return the pixels of an RGB image with the channels first."""
     import torch
 
     if image.mode != "RGB":
@@ -201,7 +217,7 @@ def _pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
-    """Open a file and yield it with its first bytes; errors inside the context become an `ImageError`."""
+    """Open a file and yield it with its first `DICOM_HEAD` bytes; errors inside the context become an `ImageError`."""
     _refuse_non_file(path)
     try:
         with path.open("rb") as file:
@@ -213,6 +229,7 @@ def _open(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
 
 
 def _refuse_non_file(path: Path) -> None:
+    """Raise `ImageError` if a path does not exist, is not a file or is empty."""
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES hides truncated images; set it to False")
     try:
@@ -230,32 +247,39 @@ def _refuse_non_file(path: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
+    """Return the reason of an `ImageError` for an exception that Pillow, pydicom or this module raised."""
     if isinstance(error, UnidentifiedImageError):
         return f"is not an image in a supported format ({', '.join(FORMATS)}, DICOM)"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return f"decodes to more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels; resize it"
     message = str(error) or type(error).__name__
-    return "image file is truncated" if message == "Truncated File Read" else message
+    if message == "Truncated File Read":  # Pillow's message for some formats only
+        return "image file is truncated"
+    return message
 
 
 def _decode(
     file: IO[bytes] | io.BytesIO, head: bytes, size: int | None, intensity: IntensityRange | None
 ) -> Image.Image:
+    """Decode a file that is not DICOM, as `read_image` does; `head` are its first bytes."""
     with open_image(file, head) as image:
         if size is not None:
-            image.draft("RGB", (size, size))
+            image.draft("RGB", (size, size))  # a JPEG is then decoded at a reduced size; other formats ignore it
         _refuse_huge(image)
         image.load()
-        stored = orientation(image)
+        stored_orientation = orientation(image)
         rgb = to_rgb(image, intensity)
     del image  # its memory, before the image is turned
     rgb.info = {}
-    return turned(rgb, stored)
+    return turned(rgb, stored_orientation)
 
 
 def _unread_content(image: Image.Image) -> bytes | None:
     """Return the content of the file if an image was opened but not loaded; the file keeps its position."""
-    if not isinstance(image, ImageFile.ImageFile) or not image.tile or image.tell() != 0:
+    if not isinstance(image, ImageFile.ImageFile):
+        return None
+    is_loaded = not image.tile  # Pillow empties the list of tiles when it has decoded them
+    if is_loaded or image.tell() != 0:  # or the caller has chosen another frame
         return None
     if image.fp is None:
         raise ValueError("its file is closed; open it again, or call image.load() before closing it")
@@ -272,10 +296,12 @@ def open_image(file: IO[bytes] | io.BytesIO, head: bytes) -> ImageFile.ImageFile
     if head.startswith(START_OF_JPEG):
         return _jpeg(_jpeg_content(file))
     Image.init()
-    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])  # old versions have no AVIF
+    supported = [name for name in FORMATS if name in Image.OPEN]  # old versions of Pillow have no AVIF
+    return Image.open(file, formats=supported)
 
 
 def _jpeg_content(file: IO[bytes] | io.BytesIO) -> bytes:
+    """Return the content of a JPEG file; a huge file is an error."""
     size = file.seek(0, io.SEEK_END)
     if size > MAX_JPEG_BYTES:
         raise ValueError(f"has {size:,} bytes, and a JPEG may have at most {MAX_JPEG_BYTES:,}; save it again")
@@ -290,31 +316,59 @@ def _jpeg(data: bytes) -> JpegImageFile:
     except SyntaxError as error:  # like `Image.open`
         raise UnidentifiedImageError from error
     # Pillow detects a file that ends early, but not one that an interrupted copy filled up with zeros.
-    start_of_scan = image.fp.tell() if image.fp else 0  # after the thumbnail, which has an end marker too
-    if data.rfind(END_OF_JPEG, start_of_scan) < 0:
+    start_of_pixels = image.fp.tell() if image.fp else 0  # after the thumbnail, which has an end marker too
+    if data.rfind(END_OF_JPEG, start_of_pixels) < 0:
         raise ValueError("image file is truncated (no end marker)")
-    components_in_scan = data[data.rfind(START_OF_SCAN, 0, start_of_scan) + 4]
-    several = "progressive" in image.info or components_in_scan < image.layers
-    _refuse_huge_jpeg(image, several=several)
-    if several and data.count(START_OF_SCAN) > MAX_SCANS and (scans := scan_count(data)) > MAX_SCANS:
-        raise ValueError(f"has {scans:,} scans, and a JPEG may have at most {MAX_SCANS}; save it again")
+    has_several_scans = _has_several_scans(image, data, start_of_pixels)
+    _refuse_huge_jpeg(image, several=has_several_scans)
+    if has_several_scans:
+        _refuse_many_scans(data)
     return image
+
+
+def _has_several_scans(image: JpegImageFile, data: bytes, start_of_pixels: int) -> bool:
+    """Return whether a JPEG has several scans, judging by its header and the header of its first scan."""
+    if "progressive" in image.info:
+        return True
+    first_scan = data.rfind(START_OF_SCAN, 0, start_of_pixels)
+    components_in_scan = data[first_scan + 4]  # after the marker and two bytes with the length of the header
+    return components_in_scan < image.layers
+
+
+def _refuse_many_scans(data: bytes) -> None:
+    """Raise an error if a JPEG has more than `MAX_SCANS` scans."""
+    if data.count(START_OF_SCAN) <= MAX_SCANS:  # an upper bound that is faster than reading all markers
+        return
+    scans = scan_count(data)
+    if scans > MAX_SCANS:
+        raise ValueError(f"has {scans:,} scans, and a JPEG may have at most {MAX_SCANS}; save it again")
 
 
 def _refuse_huge(image: Image.Image) -> None:
     """Raise an error if decoding would take too much memory, judging by the header."""
-    share = MAX_BYTES_PER_PIXEL / BYTES_PER_PIXEL.get(image.format or "", MAX_BYTES_PER_PIXEL)
-    _refuse_pixels(image.width * image.height, share)
+    bytes_per_pixel = BYTES_PER_PIXEL.get(image.format or "", MAX_BYTES_PER_PIXEL)
+    factor = MAX_BYTES_PER_PIXEL / bytes_per_pixel
+    _refuse_pixels(image.width * image.height, factor)
     if isinstance(image, TiffImageFile):  # a tile may be larger than the image
-        _refuse_pixels(image.tag_v2.get(TILEWIDTH, 1) * image.tag_v2.get(TILELENGTH, 1), share)
+        tile_pixels = image.tag_v2.get(TILEWIDTH, 1) * image.tag_v2.get(TILELENGTH, 1)
+        _refuse_pixels(tile_pixels, factor)
 
 
 def _refuse_huge_jpeg(image: JpegImageFile, *, several: bool) -> None:
-    """Raise an error if a JPEG is huge before it is reduced; with several scans, all 16-bit coefficients are kept."""
-    reduction = MAX_BYTES_PER_PIXEL / (2 * image.layers) if several else MAX_REDUCTION
-    _refuse_pixels(image.width * image.height, min(reduction, MAX_REDUCTION))
+    """Raise an error if a JPEG is huge before it is reduced.
+
+    With `several` scans, the decoder keeps all coefficients until the last scan: two bytes for each pixel and layer.
+    """
+    factor = MAX_REDUCTION
+    if several:
+        factor = min(MAX_BYTES_PER_PIXEL / (2 * image.layers), MAX_REDUCTION)
+    _refuse_pixels(image.width * image.height, factor)
 
 
-def _refuse_pixels(pixels: int, share: float) -> None:
-    if Image.MAX_IMAGE_PIXELS is not None and pixels > share * Image.MAX_IMAGE_PIXELS:
-        raise ValueError(f"decodes to more than {share * Image.MAX_IMAGE_PIXELS:,.0f} pixels; resize it")
+def _refuse_pixels(pixels: int, factor: float) -> None:
+    """Raise an error if an image has more pixels than `factor` times the pixel limit."""
+    if Image.MAX_IMAGE_PIXELS is None:
+        return
+    limit = factor * Image.MAX_IMAGE_PIXELS
+    if pixels > limit:
+        raise ValueError(f"decodes to more than {limit:,.0f} pixels; resize it")

@@ -28,46 +28,72 @@ def refuse_invalid(image: object, name: str) -> None:
     probmcl.errors.DataError: image 1: got an array of shape (2, 8, 8, 3) and dtype uint8; pass a batch as a list of \
 images, such as list(batch)
     """
+    problem = _problem(image)
+    if problem:
+        raise DataError(f"{name}: got {_description(image)}; {problem}")
+
+
+def _description(image: object) -> str:
+    """Return the type of an object for a message; for an image, also its size or shape."""
+    if isinstance(image, Image.Image):
+        return f"a Pillow image of size {image.size}"
     if isinstance(image, ndarray | Tensor):
         kind = "a tensor" if isinstance(image, Tensor) else "an array"
-        received = f"{kind} of shape {tuple(image.shape)} and dtype {str(image.dtype).removeprefix('torch.')}"
-        problem = _tensor_problem(image) if isinstance(image, Tensor) else _array_problem(image)
-    else:
-        received = "None" if image is None else f"an object of type {type(image).__name__}"
-        problem = f"expected {EXPECTED}, or a list of these"
-        if isinstance(image, list | tuple):
-            problem = "lists cannot be nested"
-        elif isinstance(image, Iterable) and not isinstance(image, bytes):
-            problem = "pass a list, such as list(images)"
-        if isinstance(image, Image.Image):
-            received, problem = f"a Pillow image of size {image.size}", "" if all(image.size) else "it has no pixels"
-    if problem:
-        raise DataError(f"{name}: got {received}; {problem}")
+        dtype = str(image.dtype).removeprefix("torch.")
+        return f"{kind} of shape {tuple(image.shape)} and dtype {dtype}"
+    return "None" if image is None else f"an object of type {type(image).__name__}"
+
+
+def _problem(image: object) -> str:
+    """Return why an object is not a valid image, or '' if it is valid."""
+    if isinstance(image, Image.Image):
+        return "" if all(image.size) else "it has no pixels"
+    if isinstance(image, ndarray):
+        return _array_problem(image)
+    if isinstance(image, Tensor):
+        return _tensor_problem(image)
+    if isinstance(image, list | tuple):
+        return "lists cannot be nested"
+    if isinstance(image, Iterable) and not isinstance(image, bytes):
+        return "pass a list, such as list(images)"
+    return f"expected {EXPECTED}, or a list of these"
 
 
 def _array_problem(array: ndarray) -> str:
+    """Return why an array is not a valid image, or '' if it is valid."""
     if array.ndim == 4:
         return "pass a batch as a list of images, such as list(batch)"
     if array.dtype.kind == "f":
         return "convert it to uint8; if its values are between 0 and 1, with (255 * array).round().astype('uint8')"
     if array.dtype.kind in "USO":
         return "pass paths as a list, such as array.tolist()"
-    if array.ndim == 3 and array.shape[-1] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
+    channels_last = array.ndim == 3 and array.shape[-1] in (1, 3, 4)
+    channels_first = array.ndim == 3 and array.shape[0] in (1, 3, 4)
+    if channels_first and not channels_last:
         return "the channels must be the last axis; use array.transpose(1, 2, 0)"
-    valid = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in (1, 3, 4))
-    return "" if valid and array.dtype == np.uint8 and array.size else f"expected {EXPECTED}"
+    valid_shape = (array.ndim == 2 or channels_last) and array.size > 0
+    if not valid_shape or array.dtype != np.uint8:
+        return f"expected {EXPECTED}"
+    return ""
 
 
 def _tensor_problem(tensor: Tensor) -> str:
+    """Return why a tensor is not a valid image, or '' if it is valid."""
     if tensor.ndim == 4:
         return "pass a batch as a list of images, such as list(batch)"
-    if tensor.ndim == 3 and tensor.shape[0] not in (1, 3) and tensor.shape[-1] in (1, 3):
+    channels_first = tensor.ndim == 3 and tensor.shape[0] in (1, 3)
+    channels_last = tensor.ndim == 3 and tensor.shape[-1] in (1, 3)
+    if channels_last and not channels_first:
         return "the channels must be the first axis; use tensor.permute(2, 0, 1)"
-    valid = tensor.ndim == 2 or (tensor.ndim == 3 and tensor.shape[0] in (1, 3))
-    if not valid or not tensor.numel() or not (tensor.dtype == torch.uint8 or tensor.is_floating_point()):
+    valid_shape = (tensor.ndim == 2 or channels_first) and tensor.numel() > 0
+    valid_dtype = tensor.dtype == torch.uint8 or tensor.is_floating_point()
+    if not valid_shape or not valid_dtype:
         return f"expected {EXPECTED}"
+    if not tensor.is_floating_point():
+        return ""
     low, high = (float(value) for value in tensor.detach().aminmax())
-    if tensor.is_floating_point() and not (low >= 0 and high <= 1):  # also false for NaN
+    in_range = low >= 0 and high <= 1  # false for NaN
+    if not in_range:
         return f"its values range from {low:g} to {high:g}; floats must be between 0 and 1, before any normalization"
     return ""
 
@@ -80,9 +106,19 @@ def to_pillow(image: InMemory) -> Image.Image:
     """
     if isinstance(image, Image.Image):
         return image
-    if isinstance(image, Tensor):
-        pixels = image.detach().cpu()
-        pixels = (pixels.float() * 255).round().byte() if pixels.is_floating_point() else pixels
-        image = (pixels.permute(1, 2, 0) if pixels.ndim == 3 else pixels).numpy()
-    gray = image.ndim == 3 and image.shape[-1] == 1
-    return Image.fromarray(np.ascontiguousarray(image[..., 0] if gray else image))
+    array = _channels_last(image) if isinstance(image, Tensor) else image
+    has_gray_channel = array.ndim == 3 and array.shape[-1] == 1
+    if has_gray_channel:  # Pillow expects gray pixels without a channel axis
+        array = array[..., 0]
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def _channels_last(tensor: Tensor) -> ndarray:
+    """Return a tensor (H×W or C×H×W) as a uint8 array (H×W or H×W×C)."""
+    pixels = tensor.detach().cpu()
+    if pixels.is_floating_point():
+        pixels = (pixels.float() * 255).round().byte()
+    if pixels.ndim == 3:
+        pixels = pixels.permute(1, 2, 0)
+    array: ndarray = pixels.numpy()
+    return array

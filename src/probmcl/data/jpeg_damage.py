@@ -37,7 +37,9 @@ def jpeg_damage(data: bytes) -> str | None:
     warning = _first_warning(data)
     if warning is None or not warning.startswith(DAMAGE) or warning == HARMLESS:
         return None
-    return None if _is_padding(warning, data) else warning
+    if _is_padding(warning, data):
+        return None
+    return warning
 
 
 def _first_warning(data: bytes) -> str | None:
@@ -56,7 +58,8 @@ def _is_padding(warning: str, data: bytes) -> bool:
     if padding is None:
         return False
     zeros = bytes(int(padding[1]))
-    return re.search(re.escape(zeros) + rb"\xff+\xd9", data) is not None
+    zeros_before_end = re.escape(zeros) + rb"\xff+\xd9"
+    return re.search(zeros_before_end, data) is not None
 
 
 def scan_count(data: bytes) -> int:
@@ -66,11 +69,13 @@ def scan_count(data: bytes) -> int:
 
 def _markers(data: bytes) -> Iterator[int]:
     """Yield the code of each marker before the end marker, without those inside segments."""
-    position = 2
-    while (marker := MARKER.search(data, position)) and marker[1][0] != END:
+    position = 2  # after the marker at the start of the file
+    while marker := MARKER.search(data, position):
         code = marker[1][0]
+        if code == END:
+            return
         yield code
         position = marker.end()
         has_segment = code not in RESERVED and code not in RESTART and code != START
-        if has_segment:
+        if has_segment:  # it starts with its length
             position += int.from_bytes(data[position : position + 2], "big")

@@ -40,10 +40,14 @@ def levels_of(parents: Int[ndarray, "C"]) -> Int[ndarray, "C"]:
     >>> levels_of(np.array([-1, 0, 1, -1])).tolist()
     [1, 2, 3, 1]
     """
-    steps, ancestors = (parents >= 0).astype(np.int64), parents
-    while (ancestors >= 0).any():  # each time, the ancestors are twice as far away
-        steps += np.where(ancestors >= 0, steps[ancestors], 0)
-        ancestors = np.where(ancestors >= 0, ancestors[ancestors], -1)
+    # `ancestors` has an ancestor of each class (−1: none that far up), and `steps` the number of steps up to it or, if
+    # there is none, up to the root. Each time, the ancestors are twice as far away.
+    ancestors = parents
+    steps = (parents >= 0).astype(np.int64)
+    while (ancestors >= 0).any():
+        has_ancestor = ancestors >= 0
+        steps += np.where(has_ancestor, steps[ancestors], 0)
+        ancestors = np.where(has_ancestor, ancestors[ancestors], -1)
     return steps + 1
 
 
@@ -53,8 +57,8 @@ def child_parent_pairs(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
     >>> child_parent_pairs(np.array([1, -1, 0]))
     [(0, 1), (2, 0)]
     """
-    order = np.argsort(levels_of(parents), kind="stable")
-    return [(int(k), int(parents[k])) for k in order if parents[k] >= 0]
+    from_the_roots = np.argsort(levels_of(parents), kind="stable")
+    return [(child, int(parents[child])) for child in from_the_roots.tolist() if parents[child] >= 0]
 
 
 def cap_at_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
@@ -98,7 +102,8 @@ class LabelStates:
     chance: Float[ndarray, "C"]
 
     def __post_init__(self) -> None:
-        if self.chance.shape != self.default.shape or self.classes.shape != self.states.shape:
+        fits = self.chance.shape == self.default.shape and self.classes.shape == self.states.shape
+        if not fits:
             raise ValueError("`chance` needs a value for every class, and `states` one for every entry")
         if len(self.starts) < 1 or self.starts[-1] != len(self.classes):
             raise ValueError(f"`starts` ends with {self.starts[-1:]}, but the number of entries is {len(self.classes)}")
@@ -126,16 +131,23 @@ class LabelStates:
         chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
         """Build the states from entries in any order. Equal duplicates are merged; conflicting ones are an error."""
-        order = np.lexsort((classes, rows))
+        n_images, n_classes = shape
+        if default is None:
+            default = np.full(n_classes, State.ABSENT, dtype=np.uint8)
+        if chance is None:
+            chance = np.full(n_classes, np.nan, dtype=np.float32)
+
+        order = np.lexsort((classes, rows))  # by row, then by class
         rows, classes, states = rows[order], classes[order], states[order]
-        repeated = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
-        if (repeated & (np.diff(states.astype(np.int16), prepend=-1) != 0)).any():
+        # Compare each entry with the one before. The first one differs from −1 in everything.
+        same_label = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
+        other_state = np.diff(states.astype(np.int16), prepend=-1) != 0
+        if (same_label & other_state).any():
             raise ValueError("a class has two different states in one image")
-        rows, classes, states = rows[~repeated], classes[~repeated].astype(np.int32), states[~repeated]
-        starts = np.concatenate([[0], np.bincount(rows, minlength=shape[0]).cumsum()])
-        default = np.full(shape[1], State.ABSENT, dtype=np.uint8) if default is None else default
-        chance = np.full(shape[1], np.nan, dtype=np.float32) if chance is None else chance
-        return cls(default, starts, classes, states, chance)
+        is_kept = ~same_label
+        entries_per_image = np.bincount(rows[is_kept], minlength=n_images)
+        starts = np.concatenate([[0], entries_per_image.cumsum()])
+        return cls(default, starts, classes[is_kept].astype(np.int32), states[is_kept], chance)
 
     @classmethod
     def from_states(
@@ -147,7 +159,8 @@ class LabelStates:
     ) -> LabelStates:
         """Build the states from a matrix. Unless given, the default state of a class is its most frequent state."""
         if default is None:
-            default = np.stack([(states == state).sum(axis=0) for state in State]).argmax(axis=0).astype(np.uint8)
+            images_per_state = np.stack([(states == state).sum(axis=0) for state in State])  # (4, C)
+            default = images_per_state.argmax(axis=0).astype(np.uint8)
         rows, classes = np.nonzero(states != default)
         return cls.from_entries(rows, classes, states[rows, classes], states.shape, default=default, chance=chance)
 
@@ -162,12 +175,15 @@ class LabelStates:
     @classmethod
     def concatenate(cls, parts: Sequence[LabelStates]) -> LabelStates:
         """Concatenate the images of several objects that have the same classes and the same `chance`."""
-        default = parts[0].default
-        if all((part.default == default).all() for part in parts):
-            starts = np.concatenate([[0], *(np.diff(part.starts) for part in parts)]).cumsum()
-            classes, states = [part.classes for part in parts], [part.states for part in parts]
-            return cls(default, starts, np.concatenate(classes), np.concatenate(states), parts[0].chance)
-        return cls.from_states(np.concatenate([part.dense() for part in parts]), chance=parts[0].chance)
+        default, chance = parts[0].default, parts[0].chance
+        same_default = all((part.default == default).all() for part in parts)
+        if not same_default:  # their entries have different meanings
+            return cls.from_states(np.concatenate([part.dense() for part in parts]), chance=chance)
+        entries_per_image = [np.diff(part.starts) for part in parts]
+        starts = np.concatenate([[0], *entries_per_image]).cumsum()
+        classes = np.concatenate([part.classes for part in parts])
+        states = np.concatenate([part.states for part in parts])
+        return cls(default, starts, classes, states, chance)
 
     def take(self, rows: Int[ndarray, "K"]) -> LabelStates:
         """Return the given rows in the given order."""
@@ -176,54 +192,66 @@ class LabelStates:
 
     def select_classes(self, classes: Int[ndarray, "K"]) -> LabelStates:
         """Return the given classes in the given order."""
-        index = np.full(len(self.default), -1)
-        index[classes] = np.arange(len(classes))
-        columns = index[self.classes]
-        kept, shape = columns >= 0, (len(self), len(classes))
-        rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
-        default, chance = self.default[classes], self.chance[classes]
-        return LabelStates.from_entries(rows, columns[kept], self.states[kept], shape, default=default, chance=chance)
+        new_index = np.full(len(self.default), -1)  # of each old class; −1: not selected
+        new_index[classes] = np.arange(len(classes))
+        new_classes = new_index[self.classes]  # of each entry
+        kept = new_classes >= 0
+        return LabelStates.from_entries(
+            self._row_of_entry()[kept],
+            new_classes[kept],
+            self.states[kept],
+            (len(self), len(classes)),
+            default=self.default[classes],
+            chance=self.chance[classes],
+        )
 
     def dense(self, rows: Int[ndarray, "K"] | None = None) -> UInt8[ndarray, "K C"]:
         """Return the states of the given rows (default: all) as a matrix."""
-        rows = np.arange(len(self)) if rows is None else rows
+        if rows is None:
+            rows = np.arange(len(self))
         entries, starts = self._entries(rows)
+        row_of_entry = np.repeat(np.arange(len(rows)), np.diff(starts))
         states = np.tile(self.default, (len(rows), 1))
-        states[np.repeat(np.arange(len(rows)), np.diff(starts)), self.classes[entries]] = self.states[entries]
+        states[row_of_entry, self.classes[entries]] = self.states[entries]
         return states
 
     def labels_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
         """Return binary labels of the given rows (default: all) and the mask of known labels, for evaluation."""
         labels, known = self.targets_and_known(rows)
         soft = (labels > 0) & (labels < 1)
-        labels[soft], known[soft] = 0.0, False
+        labels[soft] = 0.0
+        known[soft] = False
         return labels, known
 
     def targets_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
         """Return training targets and the mask of known labels. The target of an uncertain label is its `chance`."""
         states = self.dense(rows)
-        uncertain = (states == State.UNCERTAIN) & ~np.isnan(self.chance)
+        has_chance = (states == State.UNCERTAIN) & ~np.isnan(self.chance)
         labels = (states == State.PRESENT).astype(np.float32)
-        np.copyto(labels, np.broadcast_to(self.chance, labels.shape), where=uncertain)
-        return labels, (states <= State.PRESENT) | uncertain
+        np.copyto(labels, np.broadcast_to(self.chance, labels.shape), where=has_chance)
+        is_certain = states <= State.PRESENT  # absent or present
+        return labels, is_certain | has_chance
 
     def present(self) -> csr_array:
         """Return a sparse Boolean matrix of the labels that are known to be present."""
         from scipy.sparse import csr_array
 
-        certain = self.chance == 1
-        if ((self.default == State.PRESENT) | ((self.default == State.UNCERTAIN) & certain)).any():
+        sure = self.chance == 1  # an uncertain label of such a class counts as present
+        present_by_default = (self.default == State.PRESENT) | ((self.default == State.UNCERTAIN) & sure)
+        if present_by_default.any():
             labels, known = self.labels_and_known()
             return csr_array((labels > 0) & known)
-        kept = (self.states == State.PRESENT) | ((self.states == State.UNCERTAIN) & certain[self.classes])
-        rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
-        return csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
+        is_present = (self.states == State.PRESENT) | ((self.states == State.UNCERTAIN) & sure[self.classes])
+        rows, classes = self._row_of_entry()[is_present], self.classes[is_present]
+        return csr_array((np.ones(len(rows), dtype=bool), (rows, classes)), shape=self.shape)
 
     def counts(self) -> Int[ndarray, "4 C"]:
         """Return the number of images per state and class, before `chance` is applied."""
         images, classes = self.shape
-        counts = np.stack([np.bincount(self.classes[self.states == state], minlength=classes) for state in State])
-        counts[self.default, np.arange(classes)] += images - counts.sum(axis=0)
+        entries = [np.bincount(self.classes[self.states == state], minlength=classes) for state in State]
+        counts = np.stack(entries)
+        without_entry = images - counts.sum(axis=0)
+        counts[self.default, np.arange(classes)] += without_entry
         return counts
 
     def settled_counts(self) -> Int[ndarray, "4 C"]:
@@ -238,17 +266,22 @@ class LabelStates:
     def known_share(self) -> float:
         """Return the share of labels that evaluation treats as known."""
         counts = self.settled_counts()
-        return float(counts[: State.UNKNOWN].sum() / max(counts.sum(), 1))
+        known = counts[[State.ABSENT, State.PRESENT]].sum()
+        return float(known / max(counts.sum(), 1))
 
     def any_known(self) -> Bool[ndarray, "N"]:
         """Return, for each image, whether any of its labels is known."""
-        known = [self.labels_and_known(rows)[1].any(axis=1) for rows in self._blocks()]
-        return np.concatenate([np.zeros(0, dtype=bool), *known])
+        any_known = [np.zeros(0, dtype=bool)]  # there may be no block
+        for rows in self._blocks():
+            _, known = self.labels_and_known(rows)
+            any_known.append(np.any(known, axis=1))
+        return np.concatenate(any_known)
 
     def digest(self) -> bytes:
         """Return a hash of the states and of `chance` that does not depend on the default states."""
+        chance = self.chance.astype("<f4").tobytes()
         states = (self.dense(rows).tobytes() for rows in self._blocks())
-        return content_digest(chain([self.chance.astype("<f4").tobytes()], states))
+        return content_digest(chain([chance], states))
 
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
         """Return the states after applying a hierarchy.
@@ -259,42 +292,70 @@ class LabelStates:
         if not pairs or not len(self):
             return self
         parts = []
-        for states in map(self.dense, self._blocks()):
-            present, _ = self._settled(states)
-            for child, parent in reversed(pairs):
-                states[present[:, child] & ~present[:, parent], parent] = State.PRESENT
-                present[:, parent] |= present[:, child]
-            _, absent = self._settled(states)
-            for child, parent in pairs:
-                states[absent[:, parent] & ~present[:, child] & ~absent[:, child], child] = State.ABSENT
-                absent[:, child] |= absent[:, parent] & ~present[:, child]
+        for rows in self._blocks():
+            states = self.dense(rows)
+            self._make_ancestors_present(states, pairs)
+            self._make_children_absent(states, pairs)
             parts.append(LabelStates.from_states(states, default=self.default, chance=self.chance))
         return LabelStates.concatenate(parts)
+
+    def _make_ancestors_present(self, states: UInt8[ndarray, "K C"], pairs: list[tuple[int, int]]) -> None:
+        """Make every ancestor of a present class present, in place; the (child, parent) pairs start at the roots."""
+        present, _ = self._settled(states)
+        for child, parent in reversed(pairs):  # from the leaves, so that each parent is decided before its own parent
+            becomes_present = present[:, child] & ~present[:, parent]
+            states[becomes_present, parent] = State.PRESENT
+            present[:, parent] |= becomes_present
+
+    def _make_children_absent(self, states: UInt8[ndarray, "K C"], pairs: list[tuple[int, int]]) -> None:
+        """Make the unknown and uncertain children of an absent class absent, in place; the pairs start at the roots."""
+        present, absent = self._settled(states)
+        for child, parent in pairs:
+            becomes_absent = absent[:, parent] & ~present[:, child] & ~absent[:, child]
+            states[becomes_absent, child] = State.ABSENT
+            absent[:, child] |= becomes_absent
 
     def contradicted(self, parents: Int[ndarray, "C"]) -> Int[ndarray, "K"]:
         """Return the rows in which a class is present and its parent is absent."""
         pairs = child_parent_pairs(parents)
-        wrong = [np.zeros(0, dtype=np.int64)]
-        for rows in self._blocks() if pairs else ():
+        wrong = [np.zeros(0, dtype=np.int64)]  # there may be no block
+        if not pairs:
+            return wrong[0]
+        for rows in self._blocks():
             present, absent = self._settled(self.dense(rows))
-            wrong.append(rows[np.any([present[:, child] & absent[:, parent] for child, parent in pairs], axis=0)])
+            contradictions = [present[:, child] & absent[:, parent] for child, parent in pairs]
+            is_wrong = np.any(contradictions, axis=0)
+            wrong.append(rows[is_wrong])
         return np.concatenate(wrong)
 
     def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
         """Return the masks of present and absent labels, including uncertain labels whose `chance` is 1 or 0."""
         uncertain = states == State.UNCERTAIN
         present = (states == State.PRESENT) | (uncertain & (self.chance == 1))
-        return present, (states == State.ABSENT) | (uncertain & (self.chance == 0))
+        absent = (states == State.ABSENT) | (uncertain & (self.chance == 0))
+        return present, absent
 
     def _blocks(self) -> Iterator[Int[ndarray, "K"]]:
-        starts = range(0, len(self), ROWS_AT_ONCE)
-        return (np.arange(start, min(start + ROWS_AT_ONCE, len(self))) for start in starts)
+        """Yield the rows of each block of `ROWS_AT_ONCE` images."""
+        for start in range(0, len(self), ROWS_AT_ONCE):
+            yield np.arange(start, min(start + ROWS_AT_ONCE, len(self)))
+
+    def _row_of_entry(self) -> Int[ndarray, "E"]:
+        """Return the row of each stored entry."""
+        entries_per_row = np.diff(self.starts)
+        return np.repeat(np.arange(len(self)), entries_per_row)
 
     def _entries(self, rows: Int[ndarray, "K"]) -> tuple[Int[ndarray, "F"], Int[ndarray, "K1"]]:
-        """Return the indices of all entries in some rows, and the position of each row's first entry among them."""
-        lengths = self.starts[rows + 1] - self.starts[rows]
-        starts = np.concatenate([[0], lengths.cumsum()])
-        return np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths), starts
+        """Return the indices of the entries of the given rows, one row after the other, and where each row starts.
+
+        The second array has the position of each row's first entry in the first array, then its length, like `starts`.
+        """
+        first_entry = self.starts[rows]
+        entries_per_row = self.starts[rows + 1] - first_entry
+        starts = np.concatenate([[0], entries_per_row.cumsum()])
+        # In each row, the index of an entry and its position in the result differ by the same number.
+        shift = np.repeat(first_entry - starts[:-1], entries_per_row)
+        return np.arange(starts[-1]) + shift, starts
 
 
 def sample_labels(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:

@@ -65,17 +65,19 @@ class Order:
             raise ValueError("there are no training images")
         if weights is not None and not weights.any():
             raise ValueError("all training images have weight 0; at least one weight must be above 0")
-        self.rows, self.epochs, self.seed, self.weights = rows, epochs, seed, weights
+        self.rows, self.weights = rows, weights
+        self.epochs, self.seed = epochs, seed
         self.process, self.processes = share
-        self.batch_size = min(batch_size, len(rows)) // self.processes * self.processes
+
+        images_per_step = min(batch_size, len(rows))
+        self.batch_size = images_per_step // self.processes * self.processes  # the same number for each process
         if self.batch_size == 0:
-            images = min(batch_size, len(rows))
-            raise ValueError(
-                f"there are {self.processes} processes but only {counted(images, 'image')} per step; start fewer"
-            )
+            only = counted(images_per_step, "image")
+            raise ValueError(f"there are {self.processes} processes but only {only} per step; start fewer")
         self.steps_per_epoch = len(rows) // self.batch_size
-        steps = epochs * self.steps_per_epoch
-        self.steps = steps if images is None else min(steps, images // self.batch_size)
+        self.steps = epochs * self.steps_per_epoch
+        if images is not None:
+            self.steps = min(self.steps, images // self.batch_size)
 
     def __len__(self) -> int:
         return self.steps
@@ -86,15 +88,22 @@ class Order:
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Yield the same batches as a full iteration, starting at a given step."""
         local_size = self.batch_size // self.processes
-        current, order = -1, self.rows
+        shuffled, shuffled_epoch = self.rows, -1
         for number in range(step, self.steps):
-            epoch, index = divmod(number, self.steps_per_epoch)
-            if epoch != current:
-                current, rng = epoch, np.random.default_rng((self.seed, epoch))
-                rows = self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())]
-                order = rng.permutation(rows)
-            first = index * self.batch_size + self.process * local_size
-            yield [(epoch, row) for row in order[first : first + local_size].tolist()]
+            epoch, step_in_epoch = divmod(number, self.steps_per_epoch)
+            if epoch != shuffled_epoch:
+                shuffled, shuffled_epoch = self._shuffled(epoch), epoch
+            first = step_in_epoch * self.batch_size + self.process * local_size
+            local_rows = shuffled[first : first + local_size]
+            yield [(epoch, row) for row in local_rows.tolist()]
+
+    def _shuffled(self, epoch: int) -> Int[ndarray, "K"]:
+        """Return the rows of an epoch in random order, which depends only on the seed and the epoch."""
+        rng = np.random.default_rng((self.seed, epoch))
+        rows = self.rows
+        if self.weights is not None:
+            rows = rows[_by_weight(self.weights, rng.random())]
+        return rng.permutation(rows)
 
 
 class ImageBatches:
@@ -115,10 +124,13 @@ class ImageBatches:
         workers: int = 0,
         cache: ImageCache | None = None,
     ) -> None:
-        self.steps_per_epoch = order.steps_per_epoch if isinstance(order, Order) else len(order)
-        seed = order.seed if isinstance(order, Order) else 0
-        self.views = _Views(records, preprocessing, n_plain, n_augmented, make_view, seed, cache)
         self.order, self.workers = order, workers
+        if isinstance(order, Order):
+            self.steps_per_epoch, seed = order.steps_per_epoch, order.seed
+        else:
+            self.steps_per_epoch, seed = len(order), 0
+        views = _ViewsOfImage(preprocessing, n_plain, n_augmented, make_view, cache)
+        self.maker = _BatchMaker(records, views, seed)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -128,11 +140,10 @@ class ImageBatches:
 
     def starting(self, step: int) -> Iterator[Batch]:
         """Yield the batches starting at a given step, without decoding earlier ones."""
-        order = self.order
-        batches = order.starting(step) if isinstance(order, Order) else order[step:]
-        with worker_pool(self.views.batch, self.workers, files=self.views.files) as map_batches:
-            for batch in map_batches(batches):
-                yield Batch(*(x.pin_memory() for x in batch)) if torch.cuda.is_available() else batch
+        keys = self.order.starting(step) if isinstance(self.order, Order) else self.order[step:]
+        with worker_pool(self.maker.batch, self.workers, files=self.maker.files) as map_batches:
+            for batch in map_batches(keys):
+                yield _pinned(batch) if torch.cuda.is_available() else batch
 
 
 def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, int]]]:
@@ -141,53 +152,78 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
     >>> in_order(np.array([5, 6, 7]), batch_size=2)
     [[(0, 5), (0, 6)], [(0, 7)]]
     """
-    starts = range(0, len(rows), batch_size)
-    return [[(0, row) for row in rows[start : start + batch_size].tolist()] for start in starts]
+    keys = [(0, row) for row in rows.tolist()]  # epoch 0
+    return [keys[start : start + batch_size] for start in range(0, len(keys), batch_size)]
 
 
 def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
-    """Return K indices, each repeated in proportion to its weight (systematic sampling with offset `start`)."""
+    """Return K indices, each repeated in proportion to its weight.
+
+    This is systematic sampling. Each index has an interval of the length K · weight / sum, and the intervals follow one
+    another from 0 to K. The K points `start`, `start` + 1, … are looked up, where `start` is drawn between 0 and 1.
+    """
     ends = np.cumsum(weights) / weights.sum() * len(weights)
     ends[-1] = len(weights)  # removes the rounding error
-    return np.searchsorted(ends, np.arange(len(weights)) + start, side="right")
+    points = np.arange(len(weights)) + start
+    return np.searchsorted(ends, points, side="right")
+
+
+def _pinned(batch: Batch) -> Batch:
+    """Return the batch in pinned memory, from which a GPU copies faster."""
+    return Batch(*[tensor.pin_memory() for tensor in batch])
 
 
 @dataclass(frozen=True, eq=False)
-class _Views:
-    records: Records
+class _ViewsOfImage:
+    """Decodes an image and makes its views: `n_plain` plain ones, then `n_augmented` augmented ones."""
+
     preprocessing: Preprocessing
     n_plain: int
     n_augmented: int
     make_view: MakeView | None
-    seed: int
     cache: ImageCache | None
+
+    def views(self, path: Path, epoch: int, row: int) -> Float[Tensor, "V *image"]:
+        """Return the views of the image in a row of the records; the augmentation depends on the epoch and the row."""
+        size = self.preprocessing.size
+        views = [self.preprocessing(self._read(path, size)) for _ in range(self.n_plain)]
+        if self.n_augmented and self.make_view is not None:
+            image = self._read(path, round(DECODE_SCALE * size))
+            for number in range(self.n_augmented):
+                augmented = self.make_view(image, epoch, row, number)
+                views.append(self.preprocessing(augmented))
+        return torch.stack(views)
+
+    def _read(self, path: Path, size: int) -> Image.Image:
+        """Read an image like `read_image`, from the cache if there is one."""
+        read = read_image if self.cache is None else self.cache.read
+        return read(path, size, intensity=self.preprocessing.intensity)
+
+
+@dataclass(frozen=True, eq=False)
+class _BatchMaker:
+    """Makes a batch of the records from the (epoch, row) of each image. Workers call it."""
+
+    records: Records
+    views: _ViewsOfImage
+    seed: int
 
     def batch(self, keys: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of these epochs and rows."""
-        views, labels, known, rows = zip(*(self._image_views(epoch, row) for epoch, row in keys), strict=True)
+        images = [self._image(epoch, row) for epoch, row in keys]
+        views, labels, known, rows = zip(*images, strict=True)
         return Batch(torch.stack(views, dim=1), torch.stack(labels), torch.stack(known), torch.stack(rows))
 
     def files(self, keys: Sequence[tuple[int, int]]) -> list[Path]:
         """Return the files of a batch."""
         return [self.records.paths[row] for _, row in keys]
 
-    def _image_views(self, epoch: int, row: int) -> Batch:
-        views = torch.stack(list(self._views(epoch, row)))
+    def _image(self, epoch: int, row: int) -> Batch:
+        """Return the views and labels of one image: a `Batch` without the axis N. Soft labels are sampled."""
+        views = self.views.views(self.records.paths[row], epoch, row)
         targets, known = self.records.states.targets_and_known(np.array([row]))
-        labels = torch.from_numpy(sample_labels(targets[0], self.seed, epoch, row))
-        return Batch(views, labels, torch.from_numpy(known[0]), torch.tensor(row))
-
-    def _views(self, epoch: int, row: int) -> Iterator[Tensor]:
-        for _ in range(self.n_plain):
-            yield self.preprocessing(self._image(row, self.preprocessing.size))
-        if self.n_augmented and self.make_view is not None:
-            image = self._image(row, round(DECODE_SCALE * self.preprocessing.size))
-            for view in range(self.n_augmented):
-                yield self.preprocessing(self.make_view(image, epoch, row, view))
-
-    def _image(self, row: int, size: int) -> Image.Image:
-        read = read_image if self.cache is None else self.cache.read
-        return read(self.records.paths[row], size, intensity=self.preprocessing.intensity)
+        labels = sample_labels(targets[0], self.seed, epoch, row)
+        return Batch(views, torch.from_numpy(labels), torch.from_numpy(known[0]), torch.tensor(row))
 
 
 class Item(NamedTuple):
@@ -207,11 +243,18 @@ class Decoded(NamedTuple):
 
     def without(self, failed: Mapping[int, str]) -> "Decoded":
         """Return the batch without images that cannot be used; `failed` has their rows and the reasons."""
-        errors = dict(zip(sorted({*range(len(self.paths))} - {*self.rows}), self.errors, strict=True))
-        errors |= {row: ImageError(self.paths[row], reason) for row, reason in failed.items()}
-        kept = [row not in failed for row in self.rows]
-        rows = [row for row in self.rows if row not in failed]
-        return Decoded(self.paths, rows, self.images[kept], [errors[row] for row in sorted(errors)])
+        all_rows = range(len(self.paths))
+        undecoded = sorted(set(all_rows) - set(self.rows))
+        error_of_row = dict(zip(undecoded, self.errors, strict=True))
+        for row, reason in failed.items():
+            error_of_row[row] = ImageError(self.paths[row], reason)
+        is_kept = [row not in failed for row in self.rows]
+        return Decoded(
+            paths=self.paths,
+            rows=[row for row in self.rows if row not in failed],
+            images=self.images[is_kept],
+            errors=[error_of_row[row] for row in sorted(error_of_row)],
+        )
 
 
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
@@ -234,13 +277,19 @@ def find(images: Source | Sequence[Source]) -> Iterator[Item]:
             refuse_invalid(source, f"image {number}")
         elif not is_one_image(source):
             refuse_without_image(source)
-    return itertools.chain.from_iterable(
-        map(Item, expand(source)) if isinstance(source, str | Path) else [Item(Path(f"image {number}"), source)]
-        for number, source in enumerate(sources)
-    )
+    return itertools.chain.from_iterable(_items(source, number) for number, source in enumerate(sources))
+
+
+def _items(source: Source, number: int) -> Iterator[Item]:
+    """Yield the images of a source; `number` is its position among all sources."""
+    if isinstance(source, str | Path):
+        yield from map(Item, expand(source))
+    else:
+        yield Item(Path(f"image {number}"), source)
 
 
 def _sources(images: Source | Sequence[Source]) -> Sequence[Source]:
+    """Return the sources as a sequence. Only lists and tuples are sequences of sources: a text or an array is one."""
     return images if isinstance(images, list | tuple) else [cast(Source, images)]
 
 
@@ -258,7 +307,8 @@ def decode(
     decodes images in memory. `start` is the start method of the workers (default: `start_method`).
     """
     items = find(images)
-    if not all(isinstance(source, str | Path) for source in _sources(images)):
+    any_in_memory = not all(isinstance(source, str | Path) for source in _sources(images))
+    if any_in_memory:
         workers = 0
     return _batches(items, preprocessing, batch_size, workers, start)
 
@@ -273,13 +323,20 @@ def decode_files(
 def _batches(
     items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int | None, start: str | None
 ) -> Generator[Decoded, None, None]:
+    """Check the numbers at once, and return a generator that decodes."""
     if batch_size < 1:
         raise OptionError("batch_size", batch_size, "must be at least 1")
     if workers is not None and workers < 0:
         raise OptionError("workers", workers, "must be at least 0 (0 decodes in the main process)")
-    workers = default_workers() if workers is None else workers
-    batches = iter(lambda: list(itertools.islice(items, batch_size)), [])
-    return _start_lazily(_Decoder(preprocessing), batches, workers, start)
+    if workers is None:
+        workers = default_workers()
+    return _start_lazily(_Decoder(preprocessing), _grouped(items, batch_size), workers, start)
+
+
+def _grouped(items: Iterator[Item], batch_size: int) -> Iterator[list[Item]]:
+    """Yield lists of `batch_size` items; the last one may be shorter."""
+    while batch := list(itertools.islice(items, batch_size)):
+        yield batch
 
 
 def _start_lazily(
@@ -292,21 +349,27 @@ def _start_lazily(
 
 
 def _files(items: list[Item]) -> list[Path]:
+    """Return the files of a batch."""
     return [item.path for item in items]
 
 
 @dataclass(frozen=True)
 class _Decoder:
+    """Decodes and preprocesses a batch of images. Workers call it."""
+
     preprocessing: Preprocessing
 
     def __call__(self, items: list[Item]) -> Decoded:
-        decoded = [self._image(item) for item in items]
-        tensors = {row: image for row, image in enumerate(decoded) if isinstance(image, Tensor)}
-        errors = [error for error in decoded if isinstance(error, ImageError)]
-        images = torch.stack(list(tensors.values())) if tensors else torch.empty(0, 3, 0, 0)
+        results = [self._image(item) for item in items]
+        tensors = {row: result for row, result in enumerate(results) if isinstance(result, Tensor)}
+        errors = [result for result in results if isinstance(result, ImageError)]
+        images = torch.empty(0, 3, 0, 0)  # `stack` refuses an empty list
+        if tensors:
+            images = torch.stack(list(tensors.values()))
         return Decoded(_files(items), list(tensors), images, errors)
 
     def _image(self, item: Item) -> Tensor | ImageError:
+        """Return the preprocessed image, or the error if it cannot be decoded."""
         size, intensity = self.preprocessing.size, self.preprocessing.intensity
         try:
             if item.image is None:

@@ -36,7 +36,8 @@ class IntensityRange:
     source: str = field(default="as given", compare=False)  # how the range was chosen, for messages
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        is_finite = math.isfinite(self.low) and math.isfinite(self.high)
+        if not is_finite or self.low >= self.high:
             raise ValueError(f"low={self.low:g} must be less than high={self.high:g}, and both must be finite")
 
     def __str__(self) -> str:
@@ -49,13 +50,15 @@ class IntensityRange:
         >>> IntensityRange(100.0, 300.0).gray(np.array([0.0, 100.0, 200.0, 900.0, math.nan])).tolist()
         [0, 0, 128, 255, 0]
         """
-        wide = values.dtype.itemsize > 2 and values.dtype != np.float32
-        scaled: ndarray = values.astype(np.float64 if wide else np.float32)  # a copy, modified in place below
+        fits_float32 = values.dtype.itemsize <= 2 or values.dtype == np.float32
+        precision = np.float32 if fits_float32 else np.float64
+        scaled: ndarray = values.astype(precision)  # a copy, modified in place below
         np.subtract(scaled, self.low, out=scaled)
         np.divide(scaled, self.high - self.low, out=scaled)
         np.multiply(scaled, 255, out=scaled)
         np.nan_to_num(scaled, copy=False, nan=0.0, posinf=255.0, neginf=0.0)
-        gray: ndarray = np.rint(np.clip(scaled, 0, 255, out=scaled)).astype(np.uint8)
+        np.clip(scaled, 0, 255, out=scaled)
+        gray: ndarray = np.rint(scaled).astype(np.uint8)
         return gray
 
 
@@ -73,8 +76,10 @@ def parse_range(text: str) -> Range:
     ...
     probmcl.errors.OptionError: `range="4095"` must be auto, full or LOW,HIGH with LOW < HIGH, for example 0,4095
     """
-    if text in ("auto", "full"):
-        return "auto" if text == "auto" else "full"
+    if text == "auto":
+        return "auto"
+    if text == "full":
+        return "full"
     try:
         low, high = map(float, text.split(","))
         return IntensityRange(low, high)
@@ -89,23 +94,31 @@ def format_level(value: float) -> str:
     >>> format_level(4095.0), format_level(0.25)
     ('4,095', '0.25')
     """
-    return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+    if value.is_integer() and abs(value) < 1e15:  # larger numbers would be too long
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def orientation(image: Image.Image) -> int:
     """Return the EXIF orientation of a loaded image, 1 (upright) to 8."""
     value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return int(value) if value in range(1, 9) else 1
+    is_valid = value in range(1, 9)  # other values are reserved
+    return int(value) if is_valid else 1
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
     """Return an image upright, given its EXIF orientation."""
-    return image if orientation == 1 else image.transpose(Image.Transpose[TURNS[orientation - 2]])
+    if orientation == 1:
+        return image
+    turn = TURNS[orientation - 2]
+    return image.transpose(Image.Transpose[turn])
 
 
 def to_rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
     """Return a loaded image as RGB; the result is the same object if there is nothing to change."""
-    return image if image.mode == "RGB" and not image.has_transparency_data else _rgb(image, intensity)
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    return _rgb(image, intensity)
 
 
 def is_deep(image: Image.Image) -> bool:
@@ -130,23 +143,31 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _strip_rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
-    if is_deep(image):
-        values = np.asarray(image)
+def _strip_rgb(strip: Image.Image, intensity: IntensityRange | None) -> Image.Image:
+    """Return a strip of an image as RGB; without an intensity range, 16-bit values are reduced to their high byte."""
+    if is_deep(strip):
+        values = np.asarray(strip)
         # Pillow's conversion clips at 255, which makes most 16-bit images white.
         gray = (values >> 8).astype(np.uint8) if intensity is None else intensity.gray(values)
         return Image.fromarray(gray).convert("RGB")
-    if image.has_transparency_data:
-        image = image.convert("LA") if image.mode == "La" else image  # Pillow has no direct conversion to RGBA
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return image.convert("RGB")
+    if not strip.has_transparency_data:
+        return strip.convert("RGB")
+    if strip.mode == "La":  # Pillow has no direct conversion to RGBA
+        strip = strip.convert("LA")
+    white = Image.new("RGBA", strip.size, "white")
+    return Image.alpha_composite(white, strip.convert("RGBA")).convert("RGB")
 
 
 def _refuse_beyond_16_bits(image: Image.Image) -> None:
+    """Raise `ValueError` if a deep image cannot be reduced to the high byte of 16 bits."""
     remedy = "convert it to 8 bits, or set the option range in training, as in LOW,HIGH"
     if image.mode == "F":
         raise ValueError(f"has floating-point pixels without a fixed range; {remedy}")
-    ends = [(values.min(), values.max()) for values in (np.asarray(strip) for _, strip in _strips(image))]
-    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    lows, highs = [], []
+    for _, strip in _strips(image):
+        values = np.asarray(strip)
+        lows.append(values.min())
+        highs.append(values.max())
+    low, high = min(lows), max(highs)
     if low < 0 or high > 0xFFFF:
         raise ValueError(f"has gray levels from {low} to {high}, which exceed 16 bits; {remedy}")

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from numpy import ndarray
 
 from probmcl.data.labels import LabelStates, State, parents_of
-from probmcl.errors import counted, listing, quoted
+from probmcl.errors import LISTED, counted, listing, quoted
 from probmcl.store.run_metadata import SPLITS as SPLITS
 from probmcl.store.run_metadata import Split as Split
 
@@ -39,7 +39,8 @@ class LabelSpace:
         if repeated:
             raise ValueError(f"class names must be unique; repeated: {', '.join(repeated)}")
         classes = len(self.names)
-        if self.counts.shape != (classes,) or self.cooccurrence.shape != (classes, classes):
+        fits = self.counts.shape == (classes,) and self.cooccurrence.shape == (classes, classes)
+        if not fits:
             shapes = f"{self.counts.shape} and {self.cooccurrence.shape}"
             raise ValueError(f"{counted(classes, 'class name')}, but counts and co-occurrence have shapes {shapes}")
 
@@ -61,11 +62,11 @@ class LabelSpace:
         ([1, 2], [[0, 1], [1, 0]])
         """
         states = labels if isinstance(labels, LabelStates) else LabelStates.from_labels(labels, known)
-        present = states.present().astype(np.int32)
-        together = (present.T @ present).toarray()  # int32, because int64 would take 800 MB for 10,000 classes
-        counts = together.diagonal().astype(np.int64)
-        np.fill_diagonal(together, 0)
-        return cls(tuple(names), counts, together, hierarchy)
+        present = states.present().astype(np.int32)  # int64 would take 800 MB below for 10,000 classes
+        cooccurrence = (present.T @ present).toarray()
+        counts = cooccurrence.diagonal().astype(np.int64)
+        np.fill_diagonal(cooccurrence, 0)
+        return cls(tuple(names), counts, cooccurrence, hierarchy)
 
 
 class Paths(Sequence[Path]):
@@ -77,7 +78,11 @@ class Paths(Sequence[Path]):
     """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
-        self.texts: tuple[str, ...] = paths.texts if isinstance(paths, Paths) else tuple(map(str, paths))
+        self.texts: tuple[str, ...]
+        if isinstance(paths, Paths):
+            self.texts = paths.texts
+        else:
+            self.texts = tuple(map(str, paths))
 
     def take(self, rows: Int[ndarray, "K"]) -> Paths:
         """Return the paths in the given rows."""
@@ -91,10 +96,14 @@ class Paths(Sequence[Path]):
     @overload
     def __getitem__(self, row: slice) -> Paths: ...
     def __getitem__(self, row: SupportsIndex | slice) -> Path | Paths:
-        return Paths(self.texts[row]) if isinstance(row, slice) else Path(self.texts[row])
+        if isinstance(row, slice):
+            return Paths(self.texts[row])
+        return Path(self.texts[row])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return False
+        return all(map(operator.eq, self, other))
 
     def __hash__(self) -> int:
         return hash(self.texts)
@@ -122,7 +131,8 @@ class Origin:
     unlabeled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.path}: {chr(10).join([self.description, *self.warnings])}".replace("\n", "\n  ")
+        lines = "\n".join([self.description, *self.warnings])
+        return f"{self.path}: {lines}".replace("\n", "\n  ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,20 +153,27 @@ class Records:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        lengths = self._lengths()
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the fields have different lengths: {lengths}")
+        _, columns = self.states.shape
+        classes = len(self.label_space)
+        if columns != classes:
+            raise ValueError(f"{counted(columns, 'label column')}, but {counted(classes, 'class name')}")
+        invalid = sorted(set(self.split) - set(SPLITS))
+        if invalid:
+            raise ValueError(f"split {invalid[0]!r} must be one of {', '.join(SPLITS)}")
+
+    def _lengths(self) -> dict[str, int]:
+        """Return the length of every field with a value per image, by its name in messages."""
         lengths = {"paths": len(self.paths), "labels": len(self.states), "split": len(self.split)}
         if self.origin is not None and self.origin.lines is not None:
             lengths["origin.lines"] = len(self.origin.lines)
         optional = {"group": self.group, "weight": self.weight, **self.columns}
-        lengths |= {name: len(values) for name, values in optional.items() if values is not None}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"the fields have different lengths: {lengths}")
-        if self.states.shape[1] != len(self.label_space):
-            raise ValueError(
-                f"{counted(self.states.shape[1], 'label column')}, but {counted(len(self.label_space), 'class name')}"
-            )
-        invalid = sorted(set(self.split) - set(SPLITS))
-        if invalid:
-            raise ValueError(f"split {invalid[0]!r} must be one of {', '.join(SPLITS)}")
+        for name, values in optional.items():
+            if values is not None:
+                lengths[name] = len(values)
+        return lengths
 
     @classmethod
     def from_labels(
@@ -182,12 +199,23 @@ class Records:
         >>> records.label_space.counts.tolist()
         [1]
         """
-        states = labels if isinstance(labels, LabelStates) else _states(names, paths, labels, known)
-        if hierarchy is not None and len(names) == states.shape[1]:
+        states = labels if isinstance(labels, LabelStates) else _checked_states(names, paths, labels, known)
+        _, classes = states.shape
+        if hierarchy is not None and len(names) == classes:  # another number of names is refused by `LabelSpace` below
             parents = parents_of(names, hierarchy)
-            origin, states = _with_contradictions(origin, states.contradicted(parents)), states.with_parents(parents)
-        space = _label_space(names, states, split, hierarchy)
-        return cls(Paths(paths), states, tuple(split), group, space, origin, weight, columns or {})
+            contradicted = states.contradicted(parents)
+            origin = _with_contradictions(origin, contradicted)
+            states = states.with_parents(parents)
+        return cls(
+            paths=Paths(paths),
+            states=states,
+            split=tuple(split),
+            group=group,
+            label_space=_label_space(names, states, split, hierarchy),
+            origin=origin,
+            weight=weight,
+            columns=columns or {},
+        )
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -216,33 +244,39 @@ class Records:
         picked = rows.tolist()
         states = self.states.take(rows)
         split = tuple(self.split[row] for row in picked)
-        origin = self.origin
+        group, weight, origin = self.group, self.weight, self.origin
+        if group is not None:
+            group = tuple(group[row] for row in picked)
+        if weight is not None:
+            weight = weight[rows]
         if origin is not None and origin.lines is not None:
-            origin = replace(origin, lines=array("q", (origin.lines[row] for row in picked)))
+            lines = array("q", (origin.lines[row] for row in picked))
+            origin = replace(origin, lines=lines)
         return Records(
-            self.paths.take(rows),
-            states,
-            split,
-            None if self.group is None else tuple(self.group[row] for row in picked),
-            _label_space(self.label_space.names, states, split, self.label_space.hierarchy),
-            origin,
-            None if self.weight is None else self.weight[rows],
-            {name: tuple(values[row] for row in picked) for name, values in self.columns.items()},
+            paths=self.paths.take(rows),
+            states=states,
+            split=split,
+            group=group,
+            label_space=_label_space(self.label_space.names, states, split, self.label_space.hierarchy),
+            origin=origin,
+            weight=weight,
+            columns={name: tuple(values[row] for row in picked) for name, values in self.columns.items()},
         )
 
     def with_split(self, split: Shaped[ndarray, "N"]) -> Records:
         """Return the records with new splits; the label space is counted again on the new train split."""
+        # `tolist` makes a new text for every image. Keeping them instead of these three would take 50 MB for a million.
         shared = dict[str, Split](zip(SPLITS, SPLITS, strict=True))
-        # `tolist` makes a new text for every image, which would take 50 MB for a million.
-        texts = tuple(shared.get(text, text) for text in split.tolist())
-        space = _label_space(self.label_space.names, self.states, texts, self.label_space.hierarchy)
-        return replace(self, split=texts, label_space=space)
+        names = tuple(shared.get(name, name) for name in split.tolist())
+        space = _label_space(self.label_space.names, self.states, names, self.label_space.hierarchy)
+        return replace(self, split=names, label_space=space)
 
     def with_note(self, note: str) -> Records:
         """Return the records with a note appended to the description of their origin; an empty note adds nothing."""
         if not note or self.origin is None:
             return self
-        return replace(self, origin=replace(self.origin, description=f"{self.origin.description}\n{note}"))
+        description = f"{self.origin.description}\n{note}"
+        return replace(self, origin=replace(self.origin, description=description))
 
     def without(self, paths: Collection[str]) -> Records:
         """Return the records without the images at these paths.
@@ -254,7 +288,8 @@ class Records:
         if not paths:
             return self
         excluded = frozenset(paths)
-        return self.take(np.flatnonzero([path not in excluded for path in self.paths.texts]))
+        is_kept = [path not in excluded for path in self.paths.texts]
+        return self.take(np.flatnonzero(is_kept))
 
     def where(self, row: int) -> str:
         """Return the path of an image for a message, preceded by its table and row if known."""
@@ -268,37 +303,56 @@ def _label_space(
 ) -> LabelSpace:
     """Count the labels of the training split."""
     in_train = np.fromiter((name == "train" for name in split), dtype=np.bool_, count=len(split))
-    train = states if in_train.all() else states.take(np.flatnonzero(in_train))
-    return LabelSpace.from_labels(names, train, hierarchy=hierarchy)
+    if not in_train.all():  # otherwise there is no need for a copy
+        states = states.take(np.flatnonzero(in_train))
+    return LabelSpace.from_labels(names, states, hierarchy=hierarchy)
 
 
 def describe(records: Records) -> str:
     """Return a summary in a few lines: the origin, if known, then the numbers of images, classes and labels."""
-    present, names = records.states.present(), records.label_space.names
+    labels_per_image = np.diff(records.states.present().indptr)
+    origin = "" if records.origin is None else str(records.origin)
+    totals = _totals(records, labels_per_image)
+    notes = _label_notes(records)
+    similar = _similar_names(records.label_space.names)
+    gaps = _missing_labels(records, labels_per_image)
+    return "\n".join(line for line in (origin, totals, notes, similar, gaps) if line)
+
+
+def _totals(records: Records, labels_per_image: Int[ndarray, "N"]) -> str:
+    """Return a line with the numbers of images, classes and labels; `labels_per_image` counts present labels."""
+    images = counted(len(records), "image")
     splits = " · ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
-    unseen = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
-    unknown = 100 * (1 - records.states.known_share()) if len(records) and names else 0.0
-    listed = ", ".join(unseen[:5]) + (", …" if len(unseen) > 5 else "")
-    without = int((np.diff(present.indptr) == 0).sum())
-    lines = [
-        str(records.origin) if records.origin else "",
-        f"{counted(len(records), 'image')}: {splits}; {counted(len(names), 'class', 'classes')}, "
-        f"{present.nnz / max(len(records), 1):.1f} labels per image"
-        + (f", {unknown:.1f} % unknown" if unknown else ""),
-        _label_notes(records),
-        _similar_names(names),
-        f"images without labels: {without:,}; classes without training positives: "
-        + (f"{len(unseen):,} of {len(names):,} ({listed})" if unseen else "none"),
-    ]
-    return "\n".join(line for line in lines if line)
+    classes = counted(len(records.label_space), "class", "classes")
+    mean = labels_per_image.sum() / max(len(records), 1)
+    line = f"{images}: {splits}; {classes}, {mean:.1f} labels per image"
+    if len(records) == 0 or len(records.label_space) == 0:
+        return line
+    unknown = 100 * (1 - records.states.known_share())
+    return f"{line}, {unknown:.1f} % unknown" if unknown else line
+
+
+def _missing_labels(records: Records, labels_per_image: Int[ndarray, "N"]) -> str:
+    """Return a line with the images that have no present label and the classes that are never present in train."""
+    images = int((labels_per_image == 0).sum())
+    names = records.label_space.names
+    unseen = [names[index] for index in np.flatnonzero(records.label_space.counts == 0)]
+    classes = "none"
+    if unseen:
+        shown = ", ".join(unseen[:LISTED])
+        more = ", …" if len(unseen) > LISTED else ""
+        classes = f"{len(unseen):,} of {len(names):,} ({shown}{more})"
+    return f"images without labels: {images:,}; classes without training positives: {classes}"
 
 
 def _label_notes(records: Records) -> str:
-    counts = records.states.counts()
-    counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # counted as absent or present
+    """Return a line with the numbers of unknown and uncertain labels and of groups, and the range of the weights."""
+    counts = records.states.settled_counts()
     states = [state for state in (State.UNKNOWN, State.UNCERTAIN) if counts[state].any()]
-    parts = [f"{counts[state].sum():,} {state.name.lower()}" for state in states]
-    notes = [f"labels: {', '.join(parts)}"] if parts else []
+    notes = []
+    if states:
+        numbers = ", ".join(f"{counts[state].sum():,} {state.name.lower()}" for state in states)
+        notes.append(f"labels: {numbers}")
     if records.group is not None:
         groups = len(set(records.group))
         notes.append(counted(groups, "group"))
@@ -311,28 +365,37 @@ def _similar_names(names: Sequence[str]) -> str:
     """Return a note on class names that look the same apart from case, or an empty text."""
     spellings: dict[str, list[str]] = {}
     for name in names:
-        spellings.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
+        simplified = unicodedata.normalize("NFKC", name).casefold()
+        spellings.setdefault(simplified, []).append(name)
     similar = [quoted(group) for group in spellings.values() if len(group) > 1]
-    return f"classes {listing(similar)} differ only in case or Unicode form" if similar else ""
+    if not similar:
+        return ""
+    return f"classes {listing(similar)} differ only in case or Unicode form"
 
 
 def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:
+    """Return the origin with a warning about the rows in which a class is present but its parent is absent."""
     if origin is None or not len(rows):
         return origin
-    first = f" (first: row {origin.lines[rows[0]]})" if origin.lines is not None else ""
-    images = f"{counted(len(rows), 'image')}{first}"
+    images = counted(len(rows), "image")
+    if origin.lines is not None:
+        images = f"{images} (first: row {origin.lines[rows[0]]})"
     text = f"in {images}, a class is present but its parent is absent; the parent is set to present"
     return replace(origin, warnings=(*origin.warnings, text))
 
 
-def _states(
+def _checked_states(
     names: Sequence[str], paths: Sequence[Path], labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None
 ) -> LabelStates:
+    """Return the states of a label matrix; a known label that is neither 0 nor 1 is an error."""
     if len(labels) != len(paths):
         raise ValueError(f"the fields have different lengths: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
     if known is not None and known.shape != labels.shape:
         raise ValueError(f"labels have shape {labels.shape}, but known has shape {known.shape}")
-    wrong = np.argwhere((labels != 0) & (labels != 1) & (True if known is None else known))
+    is_wrong = (labels != 0) & (labels != 1)
+    if known is not None:
+        is_wrong = is_wrong & known
+    wrong = np.argwhere(is_wrong)
     if len(wrong):
         row, column = wrong[0]
         label = f"label {names[column]!r} is {labels[row, column]}"

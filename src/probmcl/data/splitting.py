@@ -1,7 +1,9 @@
 """Splits taken from train or made from folds. Groups and sets of copies are never divided."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -10,6 +12,9 @@ from numpy import ndarray
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
 from probmcl.errors import DataError, counted
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 SHARES: Mapping[Split, float] = {"val": 0.1, "test": 0.2}  # of the images in train, unless shares are given
 MIN_FOR_SHARES, HELD_OUT = 50, 5  # with fewer images in train, val and test get this number of images instead
@@ -47,35 +52,53 @@ def make_splits(
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
     [20, 5, 5]
     """
-    split = np.array(records.split, dtype="<U5")
-    train, unit = np.flatnonzero(split == "train"), units_of(records, together)
-    missing = _missing_shares(records, len(train), {"test": test, "val": val})
-    stay = np.unique(unit[split != "train"]).tolist()
-    shares = [1.0 - sum(missing.values()), *missing.values()]
-    part = _assign(records, unit, train, shares, seed=seed, keep=0, stay=stay)
-    split[train] = np.array(["train", *missing])[part]
+    split = np.array(records.split, dtype="<U5")  # without a dtype, no images would give an array of numbers
+    train_rows = np.flatnonzero(split == "train")
+    unit_of_image = units_of(records, together)
+    taken = _shares_taken_from_train(records, len(train_rows), {"test": test, "val": val})
+    part_names = np.array(["train", *taken])
+    part_shares = [1.0 - sum(taken.values()), *taken.values()]
+
+    units = _count_units(records, unit_of_image, train_rows)
+    units_outside_train = np.unique(unit_of_image[split != "train"])  # the rest of such a unit stays in train
+    stay = np.flatnonzero(np.isin(units.numbers, units_outside_train)).tolist()
+    part_of_unit = stratify(units.positives, units.sizes, part_shares, seed=seed, keep=0, stay=stay)
+    split[train_rows] = part_names[part_of_unit[units.unit_of_row]]
     return records.with_split(split)
 
 
-def _missing_shares(records: Records, available: int, given: Mapping[Split, float | None]) -> dict[Split, float]:
-    """Return the share of the available images for each empty split; raise an error if they do not suffice."""
-    shares = {name: SHARES[name] if share is None else share for name, share in given.items()}
-    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
-        val, test = shares["val"], shares["test"]
+def _shares_taken_from_train(
+    records: Records, train_images: int, given: Mapping[Split, float | None]
+) -> dict[Split, float]:
+    """Return, for each empty split that is to be filled, the share of the train images that it takes.
+
+    `given` has the share that the caller wants for each split: 0 leaves it empty, and None stands for the default.
+    """
+    wanted = {}
+    for name, share in given.items():
+        wanted[name] = SHARES[name] if share is None else share
+    if min(wanted.values()) < 0 or sum(wanted.values()) >= 1:
+        val, test = wanted["val"], wanted["test"]
         raise ValueError(f"{val=} and {test=} must be at least 0 and add up to less than 1")
-    missing = {name: share for name, share in shares.items() if share > 0 and name not in records.split}
-    by_default = [name for name in missing if given[name] is None]
-    if by_default and 0 < available < MIN_TO_SPLIT:
-        raise TooFewImagesError(available, by_default)
-    if 0 < available < MIN_FOR_SHARES:
-        missing |= dict.fromkeys(by_default, HELD_OUT / available)
-    return missing
+    taken = {name: share for name, share in wanted.items() if share > 0 and name not in records.split}
+    if train_images == 0 or train_images >= MIN_FOR_SHARES:
+        return taken
+
+    # The default share of so few images would be too few to score on. A default is a number of images instead.
+    by_default = [name for name in taken if given[name] is None]
+    if by_default and train_images < MIN_TO_SPLIT:
+        raise TooFewImagesError(train_images, by_default)
+    for name in by_default:
+        taken[name] = HELD_OUT / train_images
+    return taken
 
 
 def taken_from_train(records: Records, result: Records, seed: int) -> str:
     """Return a note on the splits that `make_splits` took from train, or '' if it took none."""
     taken = [split for split in SPLITS if result.split.count(split) > records.split.count(split)]
-    return f"{' and '.join(taken)} taken from train with seed {seed}" if taken else ""
+    if not taken:
+        return ""
+    return f"{' and '.join(taken)} taken from train with seed {seed}"
 
 
 def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> Int[ndarray, "N"]:
@@ -88,13 +111,17 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> In
     >>> np.bincount(folds(records, 3)).tolist()
     [0, 2, 2, 2]
     """
-    unit = units_of(records, together)
-    count = len(np.unique(unit))
+    unit_of_image = units_of(records, together)
+    count = len(np.unique(unit_of_image))
     if not 2 <= k <= count:
         remedy = f"choose 2 to {count} folds" if count > 1 else "cross-validation needs at least 2 units"
         reason = f"{counted(len(records), 'image')} in {counted(count, 'unit')} (groups and duplicates are not divided)"
         raise DataError(f"cannot split {reason} into {counted(k, 'fold')}; {remedy}")
-    return 1 + _assign(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
+    units = _count_units(records, unit_of_image, np.arange(len(records)))
+    equal_shares = [1 / k] * k
+    fold_of_unit = 1 + stratify(units.positives, units.sizes, equal_shares, seed=seed, keep=None)
+    fold_of_image: Int[ndarray, "N"] = fold_of_unit[units.unit_of_row]
+    return fold_of_image
 
 
 def with_fold(
@@ -133,9 +160,9 @@ def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
     if wrong:
         raise ValueError(f"together: row {wrong[0]} does not exist; the records have {counted(len(records), 'image')}")
-    first: dict[str, int] = {}
-    groups = [(first.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
-    return connected_sets(len(records), [*together, *groups])
+    first_row: dict[str, int] = {}  # of each group; each image is paired with the first one of its group
+    pairs = [(first_row.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
+    return connected_sets(len(records), [*together, *pairs])
 
 
 def connected_sets(count: int, sets: Sets) -> Int[ndarray, "N"]:
@@ -147,35 +174,48 @@ def connected_sets(count: int, sets: Sets) -> Int[ndarray, "N"]:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    links = np.array([(rows[0], row) for rows in sets for row in rows], dtype=np.int64).reshape(-1, 2).T
-    graph = coo_array((np.ones(links.shape[1], dtype=bool), (links[0], links[1])), shape=(count, count))
-    return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)
+    # Each row is linked to the first row of its set. Without any set, `reshape` gives the empty list two columns.
+    links = np.array([(rows[0], row) for rows in sets for row in rows], dtype=np.int64).reshape(-1, 2)
+    first_rows, linked_rows = links.T
+    graph = coo_array((np.ones(len(links), dtype=bool), (first_rows, linked_rows)), shape=(count, count))
+    _, component_of_row = connected_components(graph, directed=False)
+    return np.asarray(component_of_row, dtype=np.int64)
 
 
-def _assign(
-    records: Records,
-    unit: Int[ndarray, "N"],
-    rows: Int[ndarray, "R"],
-    shares: Sequence[float],
-    *,
-    seed: int,
-    keep: int | None,
-    stay: Sequence[int] = (),
-) -> Int[ndarray, "R"]:
+class _Units(NamedTuple):
+    """U units (images that must stay together) of R rows, with the numbers that `stratify` needs.
+
+    The arrays for each unit are ordered by the number of the unit, which is that of `units_of`.
+    """
+
+    numbers: Int[ndarray, "U"]
+    sizes: Int[ndarray, "U"]  # images per unit
+    positives: csr_array  # (U, columns), number of images with a 1 in each column of `_stratified_columns`
+    unit_of_row: Int[ndarray, "R"]  # position of each row's unit in the other arrays
+
+
+def _count_units(records: Records, unit_of_image: Int[ndarray, "N"], rows: Int[ndarray, "R"]) -> _Units:
+    """Count the images and the positives of each unit, in the given rows only."""
     from scipy.sparse import csr_array
 
-    names, index, sizes = np.unique(unit[rows], return_inverse=True, return_counts=True)
-    member = csr_array((np.ones(len(rows), dtype=np.int64), (index, np.arange(len(rows)))), (len(names), len(rows)))
-    counts = member @ _stratified_columns(records)[rows]
-    staying = np.flatnonzero(np.isin(names, stay)).tolist()
-    return stratify(counts, sizes, shares, seed=seed, keep=keep, stay=staying)[index]
+    numbers, unit_of_row, sizes = np.unique(unit_of_image[rows], return_inverse=True, return_counts=True)
+    ones = np.ones(len(rows), dtype=np.int64)
+    membership = csr_array((ones, (unit_of_row, np.arange(len(rows)))), shape=(len(numbers), len(rows)))
+    positives = membership @ _stratified_columns(records)[rows]
+    return _Units(numbers, sizes, positives, unit_of_row)
 
 
 def _stratified_columns(records: Records) -> Any:
-    """Return a sparse matrix of columns to stratify by: the labels, and whether an image has any known label."""
+    """Return a sparse matrix (N, C or C + 1) of columns to stratify by.
+
+    There is a column per class, which is 1 if the class is present. If some images have no known label, the last column
+    is 1 for all other images, so that every split gets its share of them.
+    """
     from scipy.sparse import csr_array, hstack
 
-    present, known = records.states.present().astype(np.int64), records.states.any_known()
-    if known.all() or not known.any():
+    present = records.states.present().astype(np.int64)
+    has_known = records.states.any_known()
+    if has_known.all() or not has_known.any():
         return present
-    return csr_array(hstack([present, csr_array(known[:, None].astype(np.int64))], format="csr"))
+    known_column = csr_array(has_known[:, None].astype(np.int64))
+    return csr_array(hstack([present, known_column], format="csr"))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
 UNASSIGNED = -1
+IMAGES = -1  # position of the column with the number of images, after the columns of the classes
 CANDIDATES = 300  # number of units, chosen by largest gain, that a refinement pass tries to move
 TOLERANCE = 1e-9  # smaller gains are rounding errors
 
@@ -45,46 +46,52 @@ def stratify(
     >>> np.bincount(part[:5]).tolist(), np.bincount(part[5:]).tolist()
     ([4, 1], [8, 2])
     """
-    if counts.shape[0] != len(sizes) or (sizes < 1).any():
-        raise ValueError(
-            f"{counted(counts.shape[0], 'unit')}, but {counted(len(sizes), 'size')}; each size must be at least 1"
-        )
+    units = counts.shape[0]
+    if units != len(sizes) or (sizes < 1).any():
+        raise ValueError(f"{counted(units, 'unit')}, but {counted(len(sizes), 'size')}; each size must be at least 1")
     if not len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares={list(shares)} must be positive and add up to 1")
-    units = len(sizes) - max(0, len(stay) - 1)  # the units in `stay` fill only one part
-    if min(units, len(shares)) < 2:
-        return np.zeros(len(sizes), dtype=np.int64)
+    most_parts = units - max(0, len(stay) - 1)  # the units in `stay` fill only one part
+    if min(most_parts, len(shares)) < 2:
+        return np.zeros(units, dtype=np.int64)
+
+    # Until the parts are returned, the units are numbered by their positions in `order`.
     rng = np.random.default_rng(seed)
-    order = _sort_by_classes(counts, rng.permutation(len(sizes)))
-    assignment = _Assignment.begin(counts[order], sizes[order], np.array(shares[:units]))
-    free = np.isin(order, np.array(stay, dtype=np.int64), invert=True)
-    assignment.assign(np.flatnonzero(~free), np.zeros(len(order) - int(free.sum()), dtype=np.int64))
+    order = _sort_by_classes(counts, rng.permutation(units))
+    assignment = _Assignment.begin(counts[order], sizes[order], np.array(shares[:most_parts]))
+    free = np.isin(order, np.array(stay, dtype=np.int64), invert=True)  # whether a unit may leave part 0
+    staying = np.flatnonzero(~free)
+    assignment.assign(staying, np.zeros(len(staying), dtype=np.int64))
+
     _assign_all(assignment, rng)
     _refine(assignment, free)
     if keep is not None:
         _keep_positives(assignment, keep, free)
     _fill_empty_parts(assignment, keep, free)
-    part = np.empty_like(assignment.part)
-    part[order] = assignment.part
-    return part
+
+    part_of_unit = np.empty_like(assignment.part)
+    part_of_unit[order] = assignment.part
+    return part_of_unit
 
 
 @dataclass(frozen=True, eq=False)
 class _Assignment:
-    """The part of each unit so far, and every part's difference from its target.
+    """The part of each of U units so far, and the difference of each of K parts from its target.
 
-    There is one column per class. The last column has the number of images; it determines the part of unlabeled units.
+    There is a column per class with the number of positives. The last column, `IMAGES`, has the number of images; it
+    determines the part of unlabeled units.
     """
 
-    amounts: csr_array  # (U, C + 1)
-    amounts_by_column: csc_array
-    sizes: Int[ndarray, "U"]
-    part: Int[ndarray, "U"]
+    amounts: csr_array  # (U, C + 1), without explicit zeros
+    amounts_by_column: csc_array  # the same numbers
+    sizes: Int[ndarray, "U"]  # images per unit
+    part: Int[ndarray, "U"]  # or `UNASSIGNED`
     excess: Float[ndarray, "K C1"]  # amount minus target of each part
     remaining: Float[ndarray, "C1"]  # total of the unassigned units
 
     @classmethod
     def begin(cls, counts: csr_array, sizes: Int[ndarray, "U"], shares: Float[ndarray, "K"]) -> _Assignment:
+        """Return the state in which no unit is assigned and every part lacks its share of everything."""
         from scipy import sparse
 
         amounts = sparse.hstack([counts, sparse.csr_array(sizes[:, None])], format="csr").astype(np.float64)
@@ -92,7 +99,14 @@ class _Assignment:
         amounts.eliminate_zeros()
         total = amounts.sum(axis=0)
         target = np.outer(shares / shares.sum(), total)
-        return cls(amounts, amounts.tocsc(), sizes, np.full(len(sizes), UNASSIGNED), -target, total)
+        return cls(
+            amounts=amounts,
+            amounts_by_column=amounts.tocsc(),
+            sizes=sizes,
+            part=np.full(len(sizes), UNASSIGNED),
+            excess=-target,
+            remaining=total,
+        )
 
     def members_of(self, column: int) -> tuple[Int[ndarray, "H"], Float[ndarray, "H"]]:
         """Return the units with a nonzero amount in a column, and these amounts."""
@@ -105,12 +119,15 @@ class _Assignment:
         return self.amounts.indices[span], self.amounts.data[span]
 
     def assign(self, units: Int[ndarray, "B"], parts: Int[ndarray, "B"]) -> None:
+        """Assign unassigned units to parts, one part for each unit."""
         self.part[units] = parts
         added = self.amounts[units]
-        np.add.at(self.excess, (np.repeat(parts, np.diff(added.indptr)), added.indices), added.data)
+        part_of_entry = np.repeat(parts, np.diff(added.indptr))
+        np.add.at(self.excess, (part_of_entry, added.indices), added.data)
         np.subtract.at(self.remaining, added.indices, added.data)
 
     def move(self, unit: int, part: int) -> None:
+        """Move an assigned unit to another part."""
         columns, amounts = self.columns_of(unit)
         self.excess[self.part[unit], columns] -= amounts
         self.excess[part, columns] += amounts
@@ -118,30 +135,43 @@ class _Assignment:
 
 
 def _sort_by_classes(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarray, "U"]:
-    """Sort units by their most frequent classes, so interleaving a rare class also spreads the frequent ones."""
-    rank = np.argsort(np.argsort(-counts.sum(axis=0), kind="stable"))
-    return order[np.argsort((counts @ 0.5**rank)[order], kind="stable")]
+    """Sort units by their most frequent classes, so interleaving a rare class also spreads the frequent ones.
+
+    Equal units keep their order in `order`.
+    """
+    by_frequency = np.argsort(-counts.sum(axis=0), kind="stable")
+    rank = np.argsort(by_frequency)  # of each class; 0 is the most frequent
+    # A class outweighs all rarer classes together, like a digit of a binary number.
+    key = counts @ 0.5**rank
+    return order[np.argsort(key[order], kind="stable")]
 
 
 def _assign_all(assignment: _Assignment, rng: np.random.Generator) -> None:
     """Assign column by column: first the rarest among unassigned units, and in each column the largest units first."""
-    while assignment.remaining[-1] > 0:
-        column = int(np.argmin(np.where(assignment.remaining > 0, assignment.remaining, np.inf)))
-        units, amounts = assignment.members_of(column)
-        unassigned = assignment.part[units] == UNASSIGNED
-        units, amounts = units[unassigned], amounts[unassigned]
+    while assignment.remaining[IMAGES] > 0:
+        rarest = int(np.argmin(np.where(assignment.remaining > 0, assignment.remaining, np.inf)))
+        members, member_amounts = assignment.members_of(rarest)
+        unassigned = assignment.part[members] == UNASSIGNED
+        units, amounts = members[unassigned], member_amounts[unassigned]
         for amount in np.unique(amounts)[::-1]:
             batch = units[amounts == amount]
-            deficits, room = -assignment.excess[:, column] / amount, -assignment.excess[:, -1]
-            quotas = _quotas(deficits, np.lexsort((rng.random(len(room)), -np.round(room, 6))), len(batch))
+            deficits = -assignment.excess[:, rarest] / amount  # in units of this amount
+            quotas = _quotas(deficits, _by_room(assignment, rng), len(batch))
             assignment.assign(batch, _interleave(quotas, rng))
+
+
+def _by_room(assignment: _Assignment, rng: np.random.Generator) -> Int[ndarray, "K"]:
+    """Return the parts by the number of images that they lack, largest first; ties are in random order."""
+    room = np.round(-assignment.excess[:, IMAGES], 6)  # rounding errors must not decide a tie
+    return np.lexsort((rng.random(len(room)), -room))  # the last key is the first criterion
 
 
 def _interleave(quotas: Int[ndarray, "K"], rng: np.random.Generator) -> Int[ndarray, "B"]:
     """Return a sequence of part numbers in which part k occurs `quotas[k]` times, evenly spread with random jitter."""
     parts = np.repeat(np.arange(len(quotas)), quotas)
-    turn = np.arange(len(parts)) - np.repeat(np.cumsum(quotas) - quotas, quotas)
-    positions = (turn + rng.random(len(parts))) / quotas[parts]
+    first_of_part = np.cumsum(quotas) - quotas  # position of each part's first number in `parts`
+    turn = np.arange(len(parts)) - np.repeat(first_of_part, quotas)  # 0, 1, 2, … for each part
+    positions = (turn + rng.random(len(parts))) / quotas[parts]  # between 0 and 1 for each part
     return parts[np.argsort(positions)]
 
 
@@ -153,76 +183,108 @@ def _quotas(deficits: Float[ndarray, "K"], priority: Int[ndarray, "K"], count: i
     >>> _quotas(np.array([7.5, 2.5, 0.5]), np.array([2, 1, 0]), 8).tolist()
     [6, 2, 0]
     """
+    # If the units could be divided, all parts with a quota would end up with the same deficit: the level. `levels` has
+    # the level for each number of parts with a quota; it is right if these parts, but no others, start above it.
     descending = np.sort(deficits)[::-1]
     levels = (np.cumsum(descending) - count) / np.arange(1, len(deficits) + 1)
-    level = levels[descending > levels][-1]  # the deficit that all parts with a quota end up with, before rounding
+    level = levels[descending > levels][-1]
     quotas: Int[ndarray, "K"] = np.maximum(np.floor(deficits - level + TOLERANCE), 0).astype(np.int64)
+
+    # The rest, less than one unit per part with a quota, goes to the largest deficits that are left.
     rest = count - int(quotas.sum())
-    by_deficit = priority[np.argsort(-np.round(deficits - quotas, 6)[priority], kind="stable")]
+    left = np.round(deficits - quotas, 6)
+    by_deficit = priority[np.argsort(-left[priority], kind="stable")]
     quotas[by_deficit[:rest]] += 1
     return quotas
 
 
 def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
-    """Move units between parts if that reduces the sum of excess² / total over parts and columns.
+    """Move free units between parts if that reduces the imbalance: the sum of weight · excess² over parts and columns.
 
-    In the first passes (up to three), the image column weighs as much as one class; in the last, as much as all.
+    The weight of a class is 1 / total. In the first passes (up to three), the image column weighs as much as one class;
+    in the last, as much as all.
+
+    If a unit with the amounts a moves from part p to part q, the imbalance changes by 2 · (s_q − s_p + Σ weight · a²),
+    where s_k = Σ weight · a · excess_k is the slope of part k. The functions below compute half of this change.
     """
     total = assignment.amounts.sum(axis=0)
     for importance, passes in ((1, 3), (len(total), 1)):
         weight = 1 / np.maximum(total, 1)
-        weight[-1] *= importance
+        weight[IMAGES] *= importance
         for _ in range(passes):
-            units = _candidates(assignment, weight, free)
-            _move_improving(assignment, weight, units)
+            units = _promising_units(assignment, weight, free)
             if not len(units):
                 break
+            _move_improving(assignment, weight, units)
 
 
-def _candidates(assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]) -> Int[ndarray, "B"]:
-    slope = np.ascontiguousarray((assignment.amounts @ (weight * assignment.excess).T).T)  # (K, U), for a fast minimum
+def _promising_units(
+    assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]
+) -> Int[ndarray, "B"]:
+    """Return the free units whose move to their best part reduces the imbalance (see `_refine`), largest gain first."""
+    weighted_excess = weight * assignment.excess
+    slope = np.ascontiguousarray((assignment.amounts @ weighted_excess.T).T)  # (K, U), contiguous for a fast minimum
     current = slope[assignment.part, np.arange(len(assignment.part))]
     change = slope.min(axis=0) - current + assignment.amounts.power(2) @ weight
     improving = np.flatnonzero(free & (change < -TOLERANCE))
-    return improving[np.argsort(change[improving], kind="stable")[:CANDIDATES]]
+    by_gain = np.argsort(change[improving], kind="stable")
+    return improving[by_gain[:CANDIDATES]]
 
 
 def _move_improving(assignment: _Assignment, weight: Float[ndarray, "C1"], units: Int[ndarray, "B"]) -> None:
+    """Move each of the units to its best part if that still reduces the imbalance (see `_refine`)."""
     for unit in units.tolist():
         columns, amounts = assignment.columns_of(unit)
         slope = assignment.excess[:, columns] @ (weight[columns] * amounts)
         best = int(np.argmin(slope))
-        if slope[best] - slope[assignment.part[unit]] + amounts**2 @ weight[columns] < -TOLERANCE:
+        current = assignment.part[unit]
+        change = slope[best] - slope[current] + amounts**2 @ weight[columns]
+        if change < -TOLERANCE:
             assignment.move(unit, best)
 
 
 def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]) -> None:
-    """For each class without a positive in part `keep`, move the smallest unit with a positive into it."""
+    """For each class without a positive in part `keep`, move the smallest free unit with a positive into it."""
     total = assignment.amounts[assignment.part == keep].sum(axis=0)
-    for column in np.flatnonzero(total[:-1] == 0).tolist():
-        units = assignment.members_of(column)[0]
-        units = units[free[units]]
-        if total[column] == 0 and len(units):
-            unit = int(units[np.argmin(assignment.sizes[units])])
-            assignment.move(unit, keep)
-            total[assignment.columns_of(unit)[0]] += 1
+    for column in np.flatnonzero(total[:IMAGES] == 0).tolist():
+        if total[column] != 0:  # a unit that was moved for an earlier class has this class too
+            continue
+        members, _ = assignment.members_of(column)
+        movable = members[free[members]]
+        if not len(movable):
+            continue
+        smallest = int(movable[np.argmin(assignment.sizes[movable])])
+        assignment.move(smallest, keep)
+        columns, _ = assignment.columns_of(smallest)
+        total[columns] += 1  # only whether it is 0 matters
 
 
 def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndarray, "U"]) -> None:
-    """Move a small unit into each empty part, preferably without removing a class from part `keep`."""
-    for part in range(len(assignment.excess)):
-        units_per_part = np.bincount(assignment.part, minlength=len(assignment.excess))
-        donors = np.flatnonzero(free & (units_per_part[assignment.part] > 1))
-        if units_per_part[part] == 0 and len(donors):
-            costs = np.zeros(len(donors)) if keep is None else _removes_class(assignment, keep, donors)
-            assignment.move(int(donors[np.lexsort((assignment.sizes[donors], costs))[0]]), part)
+    """Move a small free unit into each empty part, preferably without removing a class from part `keep`.
+
+    No other part becomes empty by that.
+    """
+    parts = len(assignment.excess)
+    for part in range(parts):
+        units_per_part = np.bincount(assignment.part, minlength=parts)
+        if units_per_part[part] > 0:
+            continue
+        movable = np.flatnonzero(free & (units_per_part[assignment.part] > 1))
+        if not len(movable):
+            continue
+        removes_class = np.zeros(len(movable), dtype=np.bool_)
+        if keep is not None:
+            removes_class = _removes_class(assignment, keep, movable)
+        by_preference = np.lexsort((assignment.sizes[movable], removes_class))  # the last key is the first criterion
+        assignment.move(int(movable[by_preference[0]]), part)
 
 
 def _removes_class(assignment: _Assignment, keep: int, units: Int[ndarray, "B"]) -> Bool[ndarray, "B"]:
-    """Return which units are the only ones in part `keep` with positives of some class."""
-    inside = assignment.part == keep
-    total = assignment.amounts[inside].sum(axis=0)
-    rows = assignment.amounts[units][:, :-1]
-    only = rows.data == total[rows.indices]
-    row = np.repeat(np.arange(len(units)), np.diff(rows.indptr))
-    return np.asarray(inside[units] & (np.bincount(row, weights=only, minlength=len(units)) > 0))
+    """Return for each unit whether it is the only one in part `keep` with positives of some class."""
+    is_inside = assignment.part == keep
+    total = assignment.amounts[is_inside].sum(axis=0)
+    positives = assignment.amounts[units][:, :IMAGES]
+    has_all = positives.data == total[positives.indices]  # one entry for each class that a unit has
+    unit_of_entry = np.repeat(np.arange(len(units)), np.diff(positives.indptr))
+    classes_with_all = np.bincount(unit_of_entry, weights=has_all, minlength=len(units))
+    return np.asarray(is_inside[units] & (classes_with_all > 0))
