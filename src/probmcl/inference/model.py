@@ -222,7 +222,7 @@ class Model:
         return self.evaluate_records(records, options).evaluation
 
     def _read_evaluation_data(self, options: EvaluateOptions) -> Records:
-        """Read the data in the options or, if they name none, the data of the run as they were read in training."""
+        """Read the data that the options name; by default, the data of the run."""
         console = options.console or Console.delayed()
         source = self._evaluation_source(options)
         extra_columns = () if options.by is None else (options.by,)
@@ -245,7 +245,7 @@ class Model:
         run_splits = read_run_splits(self.folder)
         selected = select_split(records, options.split, run_splits)
         how = self._evaluation_options(options, len(selected))
-        how.values(selected)  # raises errors before the images are scored, which takes most of the time
+        how.values(selected)  # a wrong `by` or `aggregate` is an error before the images are scored, which takes long
         trained_on = count_trained_on(selected.paths, run_splits, options.split)
         applied = self._applied_calibration(options, selected.paths, mapping)
 
@@ -291,7 +291,7 @@ class Model:
         return with_provenance(evaluation, images, applied)
 
     def _evaluation_options(self, options: EvaluateOptions, images: int) -> EvaluationOptions:
-        """Return the options of an evaluation of `images` images; invalid values are errors."""
+        """Return the options of the evaluation of a number of `images`; invalid values are errors."""
         draws = options.draws
         if draws is None:
             draws = affordable_draws(images, len(self.names))
@@ -302,7 +302,10 @@ class Model:
     def _applied_calibration(
         self, options: EvaluateOptions, paths: Sequence[Path], mapping: ClassMapping
     ) -> AppliedCalibration:
-        """Return how the raw scores of images become probabilities and decisions; the limits are of common classes."""
+        """Return how raw scores become probabilities and decisions; `paths` are the images of these scores.
+
+        The limits are those of the classes that the model and the data have in common.
+        """
         if options.raw or self.calibration is None:
             return AppliedCalibration(None)
         rule = self._decision_rule(None, options.raw, options.abstain)
@@ -348,7 +351,10 @@ class Model:
         return self.calibration
 
     def _evaluation_source(self, options: EvaluateOptions | CalibrateOptions) -> DataSource:
-        """Return the source of the data in the options or, if they name none, that of the run with their changes."""
+        """Return the source of the data that the options name; by default, the data of the run.
+
+        For the data of the run, `images` and `read` in the options replace the values that are stored with the run.
+        """
         if options.data is not None:
             image_folder = None if options.images is None else Path(options.images)
             return DataSource(Path(options.data), image_folder, options.read)
