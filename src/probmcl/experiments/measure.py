@@ -55,7 +55,7 @@ MEASUREMENTS_FILE = MEASUREMENTS.holding(Measurements)
 def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:
     """Measure the frozen probe and one job of each method; `leave_out` skips methods that cannot run."""
     encoder = workspace.backbone.encoder
-    # The copy of the encoder must not outlive this line: it would count as peak memory of the methods.
+    # The copy of the encoder has no name, so that its memory is free again when the methods are measured.
     probe = _prediction_cost(Probe(copy.deepcopy(encoder), workspace.records.label_space), workspace)
     costs = {FROZEN_PROBE.name: MethodCost(own_head=None, probe=probe, training_speed=None, peak_memory=None)}
     cannot: dict[str, str] = {}

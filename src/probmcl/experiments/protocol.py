@@ -181,7 +181,7 @@ def planner(
 
     def plan(costs: Costs, spent: float) -> EpochPlan:
         """Plan as many rounds as fit the budget; `spent` is the time that the first run has taken so far."""
-        # A later run takes as long as the first trials, whichever trials it has.
+        # The trials of later runs are not known yet; they are as expensive as the first ones.
         later_jobs = [job for job in costs.jobs if job.key in first_trials]
         all_jobs = [*costs.jobs, *later_jobs * (seeds - 1)]
         tested = sum(job.tested for job in later_jobs)
@@ -220,6 +220,7 @@ def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[st
         identities = [identity for identity in candidates if identity.method == name]
         if not identities:  # every trial has diverged
             continue
+        # On a tie, the first trial is chosen, which has the default settings.
         best = max(identities, key=lambda identity: (candidates[identity].validation_map, -identity.trial))
         heads = [identity for identity in identities if identity.trial == best.trial]
         chosen += sorted(heads)  # own head first
@@ -234,8 +235,9 @@ def protocol_fingerprint(records: Records, settings: Settings, frozen: Path, bud
     `budget` contains the views, batch sizes and trials of each method.
     """
     paths = [path.resolve() for path in records.paths]
-    common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
-    files = [(path.relative_to(common).as_posix(), path.stat().st_size) for path in paths]
+    # The common path of a single image would be the image itself.
+    common_folder = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
+    files = [(path.relative_to(common_folder).as_posix(), path.stat().st_size) for path in paths]
     encoder = settings.encoder
     weights = "random" if encoder.weights is None else _hash_weights(frozen)
     parts = {

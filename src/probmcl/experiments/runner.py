@@ -83,7 +83,7 @@ class ComparisonRunner:
             left_out += [f"seed {seed}: {warning.message}" for warning in run.warnings if warning.kind == "diverged"]
             if is_main_process():
                 write_results(self.folder / RESULTS, results)
-            # After each seed, so that another protocol of the added results is an error after the first one.
+            # Merging after each seed, not at the end, reports added results with another protocol after the first seed.
             merged = results
             for path, others in added:
                 merged = merge_results(merged, others, path)
@@ -137,7 +137,7 @@ class ComparisonRunner:
             control = replace(self.control, test=self._chosen_heads, planner=self._planner())
         else:
             control = replace(self.control, test=all_candidates)
-        # The runs store neither, because a resumed comparison no longer knows them.
+        # A resumed comparison no longer knows the folds and the duplicates, so the runs do not store them.
         data = replace(self.data, fold_of=None, duplicates=None)
         return train_run(data, settings, folder.path, self.console, control)
 
@@ -192,7 +192,13 @@ class ComparisonRunner:
             yield self._result(seed, run, identity, fingerprint, job)
 
     def _fingerprint(self, run: Run, views: int, *, total_views: int | None) -> ProtocolFingerprint:
-        """Return the fingerprint of the protocol of a run, given the views of each image and of all images."""
+        """Return the fingerprint of the protocol of a run.
+
+        Args:
+            run: a run of this comparison, which has the checkpoint of the frozen probe.
+            views: number of views of each image.
+            total_views: number of views of all images together, which every method sees.
+        """
         encoder = replace(self.spec.settings.encoder, image_size=self.measured.image_size)
         settings = replace(self.spec.settings, encoder=encoder, tune=self.measured.tune)
         steps = protocol.fair_steps(len(self.records.rows("train")), views, (), self.spec.batch_size)
@@ -206,11 +212,11 @@ class ComparisonRunner:
         """Return the result of a tested classifier of a run; `job` has trained it, and is None for the frozen probe."""
         candidate = run.candidates[identity]
         folder = RunFolder(run.folder)
-        labels = self.records.label_space
+        label_space = self.records.label_space
         files = folder.results(identity.key)
         test_file = scores_file(files, "test")
-        val = read_scores(scores_file(files, "val"), classes=len(labels)).rows
-        test = read_scores(test_file, classes=len(labels)).rows
+        val = read_scores(scores_file(files, "val"), classes=len(label_space)).rows
+        test = read_scores(test_file, classes=len(label_space)).rows
         if job is None:
             classifier = self._frozen_probe(candidate)
             probe = identity
@@ -220,7 +226,7 @@ class ComparisonRunner:
 
         evaluation = folder.read(candidate_evaluation(identity.key))
         # A predicted set has no probabilities to calibrate; its scores are above or below 0.5.
-        macro_f1 = _macro_f1(val, test, labels, calibrate=not classifier.emits_set)
+        macro_f1 = _macro_f1(val, test, label_space, calibrate=not classifier.emits_set)
         by_embedding = folder.read(RETRIEVAL.inside(candidate_folder(probe.key)))
         return Result(
             **vars(classifier),
@@ -292,7 +298,7 @@ class ComparisonRunner:
     def _summarize(self, results: Sequence[Result], left_out: Sequence[str]) -> Comparison:
         """Return the summary of all results; `left_out` are messages about methods that diverged or could not run."""
         test_rows = self.records.rows("test")
-        groups = None  # of the test images
+        groups = None  # the group of each test image
         n_groups = None
         if self.records.group is not None:
             groups = [self.records.group[row] for row in test_rows]
@@ -337,13 +343,13 @@ def _chance(results: Sequence[Result]) -> float | None:
     return None
 
 
-def _macro_f1(val: ScoredRows, test: ScoredRows, labels: LabelSpace, *, calibrate: bool) -> float | None:
+def _macro_f1(val: ScoredRows, test: ScoredRows, label_space: LabelSpace, *, calibrate: bool) -> float | None:
     """Return the macro F1 on test, by default with the calibration and thresholds that `train` would fit."""
     scores = test.scores
-    thresholds = np.full(len(labels), DEFAULT_THRESHOLD)
+    thresholds = np.full(len(label_space), DEFAULT_THRESHOLD)
     if calibrate:
-        parents = parents_of(labels.names, labels.hierarchy)
-        calibration = fit_calibration(val, labels.names, parents=parents)
+        parents = parents_of(label_space.names, label_space.hierarchy)
+        calibration = fit_calibration(val, label_space.names, parents=parents)
         scores = calibration.probabilities(test.scores, parents)
         thresholds = calibration.threshold
     decisions = decisions_at(scores, test.labels, test.known, thresholds)

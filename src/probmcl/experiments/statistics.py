@@ -83,9 +83,9 @@ def summarize(
 def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: Advance) -> dict[str, _Seeds]:
     """Return the results of each classifier by its title, with the bootstrap of those with stored predictions.
 
-    All use the same resamples of the test images, so that differences between classifiers are paired.
+    The differences between classifiers are paired, because all of them have the same resamples of the test images.
     """
-    weights = None
+    weights = None  # of the test images in each resample, the same for all classifiers
     classifiers = {result.title: _Seeds({}, {}) for result in results}
     for result in results:
         seeds = classifiers[result.title]
@@ -105,7 +105,7 @@ def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
     """Return, for each method, the title of the better head on validation; on a tie, the first, its own head."""
     better: dict[str, str] = {}
     for title, seeds in classifiers.items():
-        name = next(iter(seeds.results.values())).name
+        name = next(iter(seeds.results.values())).name  # the method, the same in every seed
         if name not in better or seeds.validation > classifiers[better[name]].validation:
             better[name] = title
     return list(better.values())
@@ -144,7 +144,7 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
     """
     results = list(seeds.results.values())
     last = results[-1]
-    described: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
+    properties: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
 
     samples = seeds.mean_samples(list(seeds.results))
     map_interval = None if samples is None else interval(samples)
@@ -160,7 +160,7 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
     by_probabilities = _mean_retrieval([result.by_probabilities for result in results])
     seconds = fmean(result.seconds for result in results)
     return Row(
-        **described,
+        **properties,
         seeds=len(results),
         best_head=best_head,
         validation=seeds.validation,

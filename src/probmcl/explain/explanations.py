@@ -185,16 +185,22 @@ def explain_batch(
 
 
 def errors_by_row(batch: Decoded) -> dict[int, ImageError]:
-    """Return the error of each image in a batch that cannot be used, by its position in `batch.paths`."""
+    """Return the error of each image in a batch that cannot be used, by its position in `batch.paths`.
+
+    The errors of a batch are in the order of the images.
+    """
     usable = set(batch.rows)
     unusable = [row for row in range(len(batch.paths)) if row not in usable]
     return dict(zip(unusable, batch.errors, strict=True))
 
 
 def failed_rows(batch: Decoded, outputs: Float[Tensor, "K *D"]) -> dict[int, str]:
-    """Return the rows of the batch whose outputs are not all finite, with the reason."""
-    finite = outputs.isfinite().flatten(1).all(1).tolist()
-    return {row: NOT_FINITE for row, is_finite in zip(batch.rows, finite, strict=True) if not is_finite}
+    """Return the positions of the decoded images whose outputs are not all finite, with the reason.
+
+    `outputs` has a row for each of the K decoded images; positions are those in `batch.paths`.
+    """
+    all_finite = outputs.isfinite().flatten(1).all(1).tolist()
+    return {row: NOT_FINITE for row, is_finite in zip(batch.rows, all_finite, strict=True) if not is_finite}
 
 
 def _explain_images(

@@ -63,7 +63,7 @@ def write_sheets(
 
 
 def _new_stem(stem: str, used: set[str]) -> str:
-    """Return the stem, or the stem with the first free number from 2, and add it to the `used` ones, in lower case."""
+    """Return a stem that is not used yet, if necessary with a number, and add it to `used`, which are in lower case."""
     name = stem
     number = 1
     while name.casefold() in used:  # some file systems ignore case
@@ -128,7 +128,8 @@ def _draw_row(
     for axis, label in zip(axes[1:], labels, strict=False):
         heat = explanation.enlarged(label, width=photo.width, height=photo.height)
         axis.imshow(photo.convert("L"), cmap="gray", vmin=0, vmax=255)  # gray, so the colors are those of the heat map
-        axis.imshow(relative(heat), cmap=COLORS, alpha=OPACITY * relative(heat), vmin=0, vmax=1)
+        strength = relative(heat)
+        axis.imshow(strength, cmap=COLORS, alpha=OPACITY * strength, vmin=0, vmax=1)
         title = f"{captions[label]} {explanation.probabilities[label]:.2f}"
         if not heat.any():
             title += "\nno positive evidence"

@@ -162,7 +162,7 @@ def _read_object(path: Path) -> list[_Rename]:
         pairs: Any = json.loads(read_encoded_text(path), object_pairs_hook=list)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, row {error.lineno}: {error.msg}; the file must be a JSON object") from error
-    # An element of a JSON array is not a tuple; the first of a pair is always a text.
+    # The entries of a JSON object are tuples here; the elements of a JSON array are not.
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):
         example = '{"name in the data": "name in the model"}'
         raise DataError(f"{path}: the file must be a JSON object of names, as in {example}")
@@ -258,7 +258,7 @@ def _warn_about_copies(copied: Mapping[str, str], new: Sequence[str], images: in
 
 
 def _warn_about_equal_names(new: Sequence[str], trained: Iterable[str]) -> None:
-    """Warn about new images with the file name of a training image, which may show the same; they are not copies."""
+    """Warn about new images that are no copies, but have the file name of a training image and may show the same."""
     trained_names = set(map(os.path.basename, trained))
     same_name = [path for path in new if os.path.basename(path) in trained_names]  # noqa: PTH119
     if not same_name:
