@@ -42,8 +42,10 @@ def update_comparison(
     def update() -> None:
         with locked(folder):
             changes = accepted_changes(folder, paths, console, accept=accept_data_change)
-            warnings = (changes.warning(),) if changes is not None and changes.changed else ()
-            RunFolder(folder).write(COMPARISON_FILE, replace(stored, warnings=(*stored.warnings, *warnings)))
+            warnings = stored.warnings
+            if changes is not None and changes.changed:  # otherwise, files were only touched or copied
+                warnings = (*warnings, changes.warning())
+            RunFolder(folder).write(COMPARISON_FILE, replace(stored, warnings=warnings))
             if changes is not None:
                 write_signatures(folder, paths, changes.signatures)
 

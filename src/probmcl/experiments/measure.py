@@ -54,9 +54,11 @@ MEASUREMENTS_FILE = MEASUREMENTS.holding(Measurements)
 
 def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:
     """Measure the frozen probe and one job of each method; `leave_out` skips methods that cannot run."""
-    encoder, labels = workspace.backbone.encoder, workspace.records.label_space
-    probe = _prediction_cost(Probe(copy.deepcopy(encoder), labels), workspace)
-    costs, cannot = {FROZEN_PROBE.name: MethodCost(None, probe, None, None)}, {}
+    encoder = workspace.backbone.encoder
+    # The copy of the encoder has no name, so that its memory is free again when the methods are measured.
+    probe = _prediction_cost(Probe(copy.deepcopy(encoder), workspace.records.label_space), workspace)
+    costs = {FROZEN_PROBE.name: MethodCost(own_head=None, probe=probe, training_speed=None, peak_memory=None)}
+    cannot: dict[str, str] = {}
     for name, job in jobs.items():
         try:
             with warnings.catch_warnings(action="ignore"):  # training shows them again
@@ -69,21 +71,28 @@ def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out:
 
 
 def _method_cost(job: TrainingJob, workspace: Workspace, probe: PredictionCost) -> MethodCost:
-    method_class, own_head = find_method(job.method), None
+    """Measure the cost of a method; `probe` is the cost of a linear probe on its encoder, the same for all methods."""
+    own_head = None
+    method_class = find_method(job.method)
     if method_class.has_own_head(job.settings):
         encoder = copy.deepcopy(workspace.backbone.encoder)
         classifier = method_class(encoder, workspace.records.label_space, job.settings)
         assert isinstance(classifier, Classifier)
         own_head = _prediction_cost(classifier.to(workspace.settings.device), workspace)
     method, views, labels = example_step(workspace, job)
-    memory = step_memory(method, views, labels, job.training)
+    peak_memory = step_memory(method, views, labels, job.training)
     seconds = seconds_per_step(method, views, labels, job.training)
-    return MethodCost(own_head, probe, world_size() * views.shape[0] * views.shape[1] / seconds, memory)
+    n_views, n_images = views.shape[:2]
+    training_speed = world_size() * n_views * n_images / seconds
+    return MethodCost(own_head, probe, training_speed, peak_memory)
 
 
 def _prediction_cost(classifier: Classifier, workspace: Workspace) -> PredictionCost:
-    size, device = workspace.backbone.encoder.image_size, workspace.settings.device
+    """Measure the cost of predicting random images in batches of the size that predictions have."""
+    size = workspace.backbone.encoder.image_size
     batch_size = max(1, workspace.images.pixels_at_once // size**2)
-    images = torch.rand(batch_size, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-    gmac, seconds = prediction_operations(classifier, size).gmac, seconds_per_row(classifier.eval().logits, images)
-    return PredictionCost(count_parameters(classifier), gmac, 1 / seconds)
+    images = torch.rand(batch_size, 3, size, size, device=workspace.settings.device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    gmac = prediction_operations(classifier, size).gmac
+    seconds = seconds_per_row(classifier.eval().logits, images)
+    return PredictionCost(count_parameters(classifier), gmac, speed=1 / seconds)

@@ -79,7 +79,9 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
     ['bce', 'probmcl:paper']
     """
     all_methods = [name for name in METHODS if name != "probe"]
-    names = [name for text in texts for name in (all_methods if text == "all" else [text])]
+    names: list[str] = []
+    for text in texts:
+        names += all_methods if text == "all" else [text]
     if not names:
         raise SettingsError('no methods to compare; use `methods=["bce", "asl", "probmcl"]` or `methods="all"`')
     if any(name.partition(":")[0] == "probe" for name in names):
@@ -97,23 +99,30 @@ def make_jobs(
     """Return a job for each method and trial; all see the same number of views, at most `views` of each image."""
     if not 1 <= trials <= len(TRIALS):
         raise OptionError("trials", trials, f"must be between 1 and {len(TRIALS)}")
-    default = {spec.name: Training(**default_training(spec.method, settings.tune)) for spec in methods}
-    n_views = {spec.name: find_method(spec.method).n_views for spec in methods}
-    steps = fair_steps(images, views, [(t.batch_size, n_views[name]) for name, t in default.items()], batch_size)
-    total_views = equal_views(images, views, list(steps.values()))
+    defaults = {spec.name: Training(**default_training(spec.method, settings.tune)) for spec in methods}
+    default_steps: dict[str, StepSize] = {}
+    for spec in methods:
+        default_steps[spec.name] = (defaults[spec.name].batch_size, find_method(spec.method).n_views)
+    used_steps = fair_steps(images, views, list(default_steps.values()), batch_size)
+    total_views = equal_views(images, views, list(used_steps.values()))
     jobs = []
     for spec in methods:
-        training, n = default[spec.name], n_views[spec.name]
-        base = replace(training, epochs=views // n, views=total_views, batch_size=steps[training.batch_size, n][0])
-        for trial, (rate, decay) in enumerate(TRIALS[:trials], start=1):
-            variant = replace(base, learning_rate=base.learning_rate * rate, weight_decay=base.weight_decay * decay)
-            jobs.append(TrainingJob(spec.method, spec.settings, variant, spec.name, trial))
+        used_batch_size, n_views = used_steps[default_steps[spec.name]]
+        base = replace(defaults[spec.name], epochs=views // n_views, views=total_views, batch_size=used_batch_size)
+        for trial, (rate_factor, decay_factor) in enumerate(TRIALS[:trials], start=1):
+            training = replace(
+                base,
+                learning_rate=base.learning_rate * rate_factor,
+                weight_decay=base.weight_decay * decay_factor,
+            )
+            jobs.append(TrainingJob(spec.method, spec.settings, training, spec.name, trial))
     return tuple(jobs)
 
 
 def views_per_round(methods: Sequence[MethodSpec]) -> int:
     """Return the number of views per image in a round: the least common multiple of two and each method's views."""
-    return math.lcm(2, *(find_method(spec.method).n_views for spec in methods))
+    n_views = [find_method(spec.method).n_views for spec in methods]
+    return math.lcm(2, *n_views)
 
 
 def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
@@ -122,9 +131,14 @@ def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
     >>> equal_views(1690, 12, [(64, 1), (128, 2)])  # 312 steps of 64 views, or 78 of 256
     19968
     """
-    least = min(views // n_views * (images // batch) * batch * n_views for batch, n_views in steps)
-    unit = math.lcm(*(batch * n_views for batch, n_views in steps))
-    return least // unit * unit
+    possible_views = []  # of each step size, in whole epochs without the last incomplete batch
+    for batch, n_views in steps:
+        epochs = views // n_views
+        steps_per_epoch = images // batch
+        possible_views.append(epochs * steps_per_epoch * batch * n_views)
+    step_views = [batch * n_views for batch, n_views in steps]
+    unit = math.lcm(*step_views)
+    return min(possible_views) // unit * unit
 
 
 def fair_steps(
@@ -141,13 +155,16 @@ def fair_steps(
     processes = processes or world_size()
     if images < processes:
         raise SettingsError(f"there are more processes ({processes}) than images ({images}); start fewer processes")
-    used = {}
-    for batch, n_views in (*DEFAULT_STEPS, *steps):
-        used[batch, n_views] = max(1, min(batch_size or batch, images) // processes) * processes, n_views
-    if equal_views(images, views, list(used.values())) >= MIN_VIEWS_USED * images * views:
+    used: dict[StepSize, StepSize] = {}
+    for default_batch, n_views in (*DEFAULT_STEPS, *steps):
+        batch = min(batch_size or default_batch, images)
+        per_process = max(1, batch // processes)
+        used[default_batch, n_views] = (per_process * processes, n_views)
+    total_views = equal_views(images, views, list(used.values()))
+    if total_views >= MIN_VIEWS_USED * images * views:
         return used
     smallest = min(batch for batch, _ in used.values())
-    return {step: (smallest, step[1]) for step in used}
+    return {(default_batch, n_views): (smallest, n_views) for default_batch, n_views in used}
 
 
 def planner(
@@ -163,27 +180,33 @@ def planner(
     first_trials = {job_key(spec.name, trial=1) for spec in methods}
 
     def plan(costs: Costs, spent: float) -> EpochPlan:
-        later = [job for job in costs.jobs if job.key in first_trials]
-        trained = [*costs.jobs, *later * (seeds - 1)]
-        fixed = spent_before + seeds * (spent + costs.shared + sum(job.tested for job in later))
-        fixed += sum(job.once for job in trained)
-        per_view = sum(job.epoch / job.n_views for job in trained)
-        rounds = int((budget / SAFETY - fixed) // (per_view * round_views))
+        """Plan as many rounds as fit the budget; `spent` is the time that the first run has taken so far."""
+        # The trials of later runs are not known yet; they are as expensive as the first ones.
+        later_jobs = [job for job in costs.jobs if job.key in first_trials]
+        all_jobs = [*costs.jobs, *later_jobs * (seeds - 1)]
+        tested = sum(job.tested for job in later_jobs)
+        fixed = spent_before + seeds * (spent + costs.shared + tested)
+        fixed += sum(job.once for job in all_jobs)
+        per_view = sum(job.epoch / job.n_views for job in all_jobs)
+        per_round = per_view * round_views
+        rounds = int((budget / SAFETY - fixed) // per_round)
         if rounds < 1:
             least = counted(round_views, "view of each image takes", "views of each image take")
-            needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
+            needed_minutes = math.ceil(SAFETY * (fixed + per_round) / 60)
             raise SettingsError(
                 f"a budget of {rough_duration(budget)} is too small for "
-                f"{counted(len(first_trials), 'method')} and {counted(seeds, 'seed')}: {least} about {needed}; "
+                f"{counted(len(first_trials), 'method')} and {counted(seeds, 'seed')}: "
+                f"{least} about {rough_duration(60.0 * needed_minutes)}; "
                 f"increase it, or use fewer methods or seeds"
             )
         views = round_views * min(rounds, MAX_VIEWS // round_views)
         jobs = make(views)
         total_views = jobs[0].training.views
+        seconds = fixed + per_view * views
         message = (
             f"plan: every method sees {total_views:,} images ({counted(views, 'view')} of each image); "
             f"{counted(len(costs.jobs), 'training job')} and {counted(seeds, 'seed')} take about "
-            f"{rough_duration(fixed + per_view * views)}"
+            f"{rough_duration(seconds)}"
         )
         return EpochPlan({job.key: job.training.epochs for job in jobs}, (message,), total_views)
 
@@ -195,9 +218,12 @@ def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[st
     chosen = []
     for name in names:
         identities = [identity for identity in candidates if identity.method == name]
-        if identities:
-            trial = max(identities, key=lambda identity: (candidates[identity].validation_map, -identity.trial)).trial
-            chosen += sorted(identity for identity in identities if identity.trial == trial)  # own head first
+        if not identities:  # every trial has diverged
+            continue
+        # On a tie, the first trial is chosen, which has the default settings.
+        best = max(identities, key=lambda identity: (candidates[identity].validation_map, -identity.trial))
+        heads = [identity for identity in identities if identity.trial == best.trial]
+        chosen += sorted(heads)  # own head first
     return chosen
 
 
@@ -209,8 +235,9 @@ def protocol_fingerprint(records: Records, settings: Settings, frozen: Path, bud
     `budget` contains the views, batch sizes and trials of each method.
     """
     paths = [path.resolve() for path in records.paths]
-    common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
-    files = [(path.relative_to(common).as_posix(), path.stat().st_size) for path in paths]
+    # The common path of a single image would be the image itself.
+    common_folder = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
+    files = [(path.relative_to(common_folder).as_posix(), path.stat().st_size) for path in paths]
     encoder = settings.encoder
     weights = "random" if encoder.weights is None else _hash_weights(frozen)
     parts = {
@@ -224,11 +251,14 @@ def protocol_fingerprint(records: Records, settings: Settings, frozen: Path, bud
 
 
 def _hash(*parts: object) -> str:
+    """Return 12 hexadecimal digits that depend on all parts; parts that are not bytes are written as JSON."""
     encoded = (part if isinstance(part, bytes) else json_line(part).encode() for part in parts)
     return content_digest(part + b"\0" for part in encoded).hex()[:12]
 
 
 def _hash_weights(checkpoint: Path) -> str:
+    """Return the digest of the encoder's tensors in a checkpoint, in the order of their names."""
     tensors, _ = load_tensors(checkpoint)
     names = sorted(name for name in tensors if name.startswith("state.encoder."))
-    return content_digest(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes() for name in names).hex()
+    contents = (name.encode() + tensors[name].contiguous().cpu().numpy().tobytes() for name in names)
+    return content_digest(contents).hex()

@@ -135,8 +135,9 @@ class Comparison:
     @property
     def ordered(self) -> tuple[Row, ...]:
         """The frozen probe, then the other rows by validation mAP; the best method comes first among ties."""
-        rows = sorted(self.rows, key=lambda row: (-row.validation, row.behind is not None, row.title))
-        return tuple(sorted(rows, key=lambda row: row.head != "frozen"))
+        by_validation = sorted(self.rows, key=lambda row: (-row.validation, row.behind is not None, row.title))
+        frozen_first = sorted(by_validation, key=lambda row: row.head != "frozen")  # keeps the order of the others
+        return tuple(frozen_first)
 
     @property
     def frozen(self) -> Row:
@@ -170,8 +171,11 @@ class Comparison:
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write a file with one line of JSON per result."""
-    lines = ({key: value for key, value in vars(result).items() if key != "folder"} for result in results)
-    write_text(path, "".join(f"{json_line(line)}\n" for line in lines))
+    lines = []
+    for result in results:
+        content = {name: value for name, value in vars(result).items() if name != "folder"}
+        lines.append(f"{json_line(content)}\n")
+    write_text(path, "".join(lines))
 
 
 def read_results(path: Path) -> list[Result]:
@@ -188,6 +192,7 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _parse_result(line: str, path: Path, number: int) -> Result:
+    """Return the result in a line of a results.jsonl file; the path and the line number are for messages."""
     try:
         content = msgspec.json.decode(line, type=dict[str, Any])
         return convert(content | {"folder": path.parent}, Result)
@@ -198,9 +203,13 @@ def _parse_result(line: str, path: Path, number: int) -> Result:
 
 def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:
     """Add the results of another comparison, read from `path`, except classifiers that are already in `results`."""
-    ours, titles = results[0].fingerprint, {result.title for result in results}
-    for theirs in (other.fingerprint for other in others):
-        if parts := ours.differing(theirs):
+    fingerprint = results[0].fingerprint
+    for other in others:
+        parts = fingerprint.differing(other.fingerprint)
+        if parts:
             problem = f"cannot be added to this comparison because they differ in {' and '.join(parts)}"
-            raise OptionError("add", str(path), f"{problem} (fingerprints {theirs.all} and {ours.all})")
-    return [*results, *(other for other in others if other.title not in titles)]
+            fingerprints = f"(fingerprints {other.fingerprint.all} and {fingerprint.all})"
+            raise OptionError("add", str(path), f"{problem} {fingerprints}")
+    titles = {result.title for result in results}
+    new = [other for other in others if other.title not in titles]
+    return [*results, *new]

@@ -12,8 +12,10 @@ from numpy import ndarray
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
 from probmcl.evaluation.scores import read_scores
 from probmcl.experiments.results import ComparedClassifier, Result, Row
+from probmcl.store.evaluation import Retrieval
 
 DRAWS = 2000  # resamples of the test images; enough for p < 0.05 after correction for 50 methods
+AT_HALF = ("CP", "CR", "CF1", "OP", "OR", "OF1")  # scores at a threshold of 0.5 that are columns of a row
 Samples = Float64[ndarray, " B"]
 Advance = Callable[[], object]
 
@@ -26,9 +28,11 @@ class _Seeds(NamedTuple):
 
     @property
     def validation(self) -> float:
+        """The mean mAP on validation."""
         return fmean(result.validation for result in self.results.values())
 
     def test(self, seeds: Collection[int]) -> float:
+        """Return the mean mAP of some seeds on test."""
         return fmean(self.results[seed].test_map for seed in seeds)
 
     def mean_samples(self, seeds: Collection[int]) -> Samples | None:
@@ -40,7 +44,10 @@ class _Seeds(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """The difference in mAP between two classifiers, with the same seeds and on the same images."""
+    """The difference in mAP between two classifiers, with the same seeds and on the same images.
+
+    All fields are None without a common seed; the last two are also None without stored predictions.
+    """
 
     mean: float | None = None
     interval: tuple[float, float] | None = None
@@ -56,23 +63,34 @@ def summarize(
     """
     classifiers = _by_title(results, groups, advance)
     frozen = next(result.title for result in results if result.head == "frozen")
-    others = [title for title in classifiers if title != frozen]
-    representing = _better_heads({title: classifiers[title] for title in others})
-    best = max(representing, key=lambda title: classifiers[title].validation, default=None)
-    gains = {title: _difference(classifiers[title], classifiers[frozen]) for title in others}
-    behind = {title: _difference(classifiers[best], classifiers[title]) for title in others if best and title != best}
-    gains, behind = _corrected(gains, representing), _corrected(behind, representing)
-    return tuple(
-        _row(seeds, title in representing, gains.get(title, _Difference()), behind.get(title, _Difference()))
-        for title, seeds in classifiers.items()
-    )
+    others = {title: seeds for title, seeds in classifiers.items() if title != frozen}
+    representing = _better_heads(others)
+    best = max(representing, key=lambda title: others[title].validation, default=None)
+    gains = {title: _difference(seeds, classifiers[frozen]) for title, seeds in others.items()}
+    leads: dict[str, _Difference] = {}  # of the best method over each of the others
+    if best is not None:
+        leads = {title: _difference(others[best], seeds) for title, seeds in others.items() if title != best}
+    corrected_gains = _corrected(gains, representing)
+    corrected_leads = _corrected(leads, representing)
+    rows = []
+    for title, seeds in classifiers.items():
+        gain = corrected_gains.get(title, _Difference())
+        behind = corrected_leads.get(title, _Difference())
+        rows.append(_row(seeds, title in representing, gain, behind))
+    return tuple(rows)
 
 
 def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: Advance) -> dict[str, _Seeds]:
-    weights, classifiers = None, {result.title: _Seeds({}, {}) for result in results}
+    """Return the results of each classifier by its title, with the bootstrap of those with stored predictions.
+
+    The differences between classifiers are paired, because all of them have the same resamples of the test images.
+    """
+    weights = None  # of the test images in each resample, the same for all classifiers
+    classifiers = {result.title: _Seeds({}, {}) for result in results}
     for result in results:
-        seeds, path = classifiers[result.title], result.folder / result.predictions
+        seeds = classifiers[result.title]
         seeds.results[result.seed] = result
+        path = result.folder / result.predictions
         if path.is_file():
             rows = read_scores(path, root=result.folder).rows
             if weights is None:
@@ -87,66 +105,94 @@ def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
     """Return, for each method, the title of the better head on validation; on a tie, the first, its own head."""
     better: dict[str, str] = {}
     for title, seeds in classifiers.items():
-        name = next(iter(seeds.results.values())).name
+        name = next(iter(seeds.results.values())).name  # the method, the same in every seed
         if name not in better or seeds.validation > classifiers[better[name]].validation:
             better[name] = title
     return list(better.values())
 
 
-def _difference(a: _Seeds, b: _Seeds) -> _Difference:
+def _difference(one: _Seeds, other: _Seeds) -> _Difference:
     """Compare two classifiers over their common seeds only, because scores also differ between seeds."""
-    shared = sorted(a.results.keys() & b.results.keys())
+    shared = sorted(one.results.keys() & other.results.keys())
     if not shared:
         return _Difference()
-    mean, samples_a, samples_b = a.test(shared) - b.test(shared), a.mean_samples(shared), b.mean_samples(shared)
-    if samples_a is None or samples_b is None or np.isnan(samples_a - samples_b).all():
+    mean = one.test(shared) - other.test(shared)
+    samples = one.mean_samples(shared)
+    other_samples = other.mean_samples(shared)
+    if samples is None or other_samples is None:
         return _Difference(mean)
-    return _Difference(mean, interval(samples_a - samples_b), p_value(samples_a - samples_b))
+    paired = samples - other_samples
+    if np.isnan(paired).all():
+        return _Difference(mean)
+    return _Difference(mean, interval(paired), p_value(paired))
 
 
 def _corrected(differences: Mapping[str, _Difference], titles: Collection[str]) -> dict[str, _Difference]:
     """Apply Holm's correction to the p-values of the rows in `titles`, and drop the p-values of other rows."""
-    p = {title: d.p for title, d in differences.items() if title in titles and d.p is not None}
-    corrected = dict(zip(p, holm(list(p.values())), strict=True))
-    return {title: d._replace(p=corrected.get(title)) for title, d in differences.items()}
+    p_values = {}
+    for title, difference in differences.items():
+        if title in titles and difference.p is not None:
+            p_values[title] = difference.p
+    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return {title: difference._replace(p=corrected.get(title)) for title, difference in differences.items()}
 
 
 def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference) -> Row:
-    results, samples = list(seeds.results.values()), seeds.mean_samples(list(seeds.results))
+    """Return the row of a classifier: the means of its results over its seeds, and two differences in mAP.
+
+    `gain` is its lead over the frozen probe, and `behind` the lead of the best method over it.
+    """
+    results = list(seeds.results.values())
     last = results[-1]
-    numbers: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
+    properties: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
+
+    samples = seeds.mean_samples(list(seeds.results))
+    map_interval = None if samples is None else interval(samples)
+    over_seeds = None
+    if len(results) > 1:
+        over_seeds = stdev(result.test_map for result in results)
+
     at_half = [result.test.at.half for result in results]
+    means_at_half: dict[str, Any] = {name: _mean(getattr(scores, name) for scores in at_half) for name in AT_HALF}
+    macro_auroc = _mean(result.test.macro_auroc for result in results)
+    macro_f1 = _mean(result.macro_F1 for result in results)
+    by_embedding = _mean_retrieval([result.by_embedding for result in results])
+    by_probabilities = _mean_retrieval([result.by_probabilities for result in results])
+    seconds = fmean(result.seconds for result in results)
     return Row(
-        **numbers,
+        **properties,
         seeds=len(results),
         best_head=best_head,
         validation=seeds.validation,
         mAP=seeds.test(list(seeds.results)),
-        macro_auroc=_mean(r.test.macro_auroc for r in results),
-        interval=None if samples is None else interval(samples),
-        over_seeds=stdev(r.test_map for r in results) if len(results) > 1 else None,
+        macro_auroc=macro_auroc,
+        interval=map_interval,
+        over_seeds=over_seeds,
         gain=gain.mean,
         gain_interval=gain.interval,
         gain_p=gain.p,
         behind=behind.mean,
         behind_interval=behind.interval,
         behind_p=behind.p,
-        CP=_mean(scores.CP for scores in at_half),
-        CR=_mean(scores.CR for scores in at_half),
-        CF1=_mean(scores.CF1 for scores in at_half),
-        OP=_mean(scores.OP for scores in at_half),
-        OR=_mean(scores.OR for scores in at_half),
-        OF1=_mean(scores.OF1 for scores in at_half),
-        macro_F1=_mean(r.macro_F1 for r in results),
-        jaccard_at_10=_mean(r.by_embedding.jaccard_at_10 for r in results),
-        retrieval_mAP=_mean(r.by_embedding.mAP for r in results),
-        probability_jaccard_at_10=_mean(r.by_probabilities.jaccard_at_10 for r in results),
-        probability_mAP=_mean(r.by_probabilities.mAP for r in results),
-        seconds=fmean(r.seconds for r in results),
+        **means_at_half,
+        macro_F1=macro_f1,
+        jaccard_at_10=by_embedding.jaccard_at_10,
+        retrieval_mAP=by_embedding.mAP,
+        probability_jaccard_at_10=by_probabilities.jaccard_at_10,
+        probability_mAP=by_probabilities.mAP,
+        seconds=seconds,
         fingerprint=last.fingerprint.all,
     )
 
 
+def _mean_retrieval(metrics: Sequence[Retrieval]) -> Retrieval:
+    """Return the mean of each retrieval metric."""
+    jaccard_at_10 = _mean(retrieval.jaccard_at_10 for retrieval in metrics)
+    mean_ap = _mean(retrieval.mAP for retrieval in metrics)
+    return Retrieval(jaccard_at_10=jaccard_at_10, mAP=mean_ap)
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     return fmean(known) if known else None

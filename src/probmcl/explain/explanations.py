@@ -8,16 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor
 
 from probmcl.data.loader import Decoded
-from probmcl.errors import OptionError, counted, suggestion
+from probmcl.errors import ImageError, OptionError, counted, suggestion
 from probmcl.explain.grad_cam import forward_pass
 from probmcl.methods.base import Classifier
 from probmcl.runtime.files import arrays_file, atomic_write
 from probmcl.settings.model_options import ExplainedLabels
+
+NOT_FINITE = "the model produced NaN or inf"
+REPR_IMAGES = 10  # images in the text of explanations; "…" stands for the others
+
+Decide = Callable[[Float[ndarray, "K C"]], tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]]
+"""Returns the probabilities of K images and whether each class is assigned, given their raw scores."""
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -45,9 +51,12 @@ class Explanation:
     def __repr__(self) -> str:
         if self.error is not None:
             return f"Explanation({self.path}: ERROR: {self.error})"
+        if not self.maps:
+            return f"Explanation({self.path}: no labels)"
+        first_map = next(iter(self.maps.values()))
+        shape = "×".join(str(side) for side in first_map.shape)
         labels = ", ".join(f"{label} {self.probabilities[label]:.2f}" for label in self.maps)
-        shape = "×".join(str(side) for side in next(iter(self.maps.values())).shape) if self.maps else ""
-        return f"Explanation({self.path}: {f'{shape} maps of {labels}' if labels else 'no labels'})"
+        return f"Explanation({self.path}: {shape} maps of {labels})"
 
     def enlarged(self, label: str, *, width: int, height: int) -> Float[ndarray, "height width"]:
         """Return the map of a label for every pixel of an image, by bilinear interpolation."""
@@ -86,8 +95,12 @@ class Explanations:
     def __repr__(self) -> str:
         maps = counted(sum(len(image.maps) for image in self), "map")
         lines = [f"Explanations({counted(len(self), 'image')}, {maps})"]
-        lines += [f"  {str(image).removeprefix('Explanation(').removesuffix(')')}" for image in self.images[:10]]
-        return "\n".join([*lines, *(["  …"] if len(self) > 10 else [])])
+        for image in self.images[:REPR_IMAGES]:
+            content = str(image).removeprefix("Explanation(").removesuffix(")")
+            lines.append(f"  {content}")
+        if len(self) > REPR_IMAGES:
+            lines.append("  …")
+        return "\n".join(lines)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -105,11 +118,14 @@ class Explanations:
         Arrays: `path`, `label` and `probability` of each row, and `maps` (rows × h × w). `numpy.load` reads it.
         """
         rows = [(image, label) for image in self for label in image.maps]
+        paths = [str(image.path) for image, _ in rows]
+        labels = [label for _, label in rows]
+        probabilities = [image.probabilities[label] for image, label in rows]
         maps = [image.maps[label] for image, label in rows]
         arrays = {
-            "path": np.array([str(image.path) for image, _ in rows], dtype=np.str_),
-            "label": np.array([label for _, label in rows], dtype=np.str_),
-            "probability": np.array([image.probabilities[label] for image, label in rows], dtype=np.float64),
+            "path": np.array(paths, dtype=np.str_),
+            "label": np.array(labels, dtype=np.str_),
+            "probability": np.array(probabilities, dtype=np.float64),
             "maps": np.stack(maps) if maps else np.empty((0, 0, 0), dtype=np.float32),
         }
         atomic_write(Path(path), arrays_file(arrays))
@@ -123,10 +139,8 @@ def enlarge(heat: Float[ndarray, "h w"], *, width: int, height: int) -> Float[nd
     """
     from PIL import Image
 
-    enlarged = Image.fromarray(np.ascontiguousarray(heat, dtype=np.float32)).resize(
-        (width, height), Image.Resampling.BILINEAR
-    )
-    return np.asarray(enlarged)
+    image = Image.fromarray(np.ascontiguousarray(heat, dtype=np.float32))
+    return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
 
 def label_columns(labels: ExplainedLabels, names: Sequence[str]) -> list[int] | None:
@@ -155,56 +169,83 @@ def explain_batch(
     classifier: Classifier,
     batch: Decoded,
     names: Sequence[str],
-    decide: Callable[[Float[ndarray, "K C"]], tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]],
+    decide: Decide,
     columns: Sequence[int] | None,
 ) -> list[Explanation]:
-    """Explain the images of a batch; `decide` computes probabilities and decisions from scores."""
-    errors = iter(batch.errors)
-    explained = iter(_explain_images(classifier, batch, names, decide, columns) if batch.rows else [])
-    readable = set(batch.rows)
-    return [
-        next(explained) if row in readable else Explanation(path, {}, {}, error=next(errors).reason)
-        for row, path in enumerate(batch.paths)
-    ]
+    """Explain the images of a batch; `decide` computes probabilities and decisions from scores.
+
+    `columns` are the classes to explain; None for the classes that the model assigns to each image.
+    """
+    explained = {}
+    for row, error in errors_by_row(batch).items():
+        explained[row] = Explanation(batch.paths[row], {}, {}, error=error.reason)
+    if batch.rows:
+        explained |= _explain_images(classifier, batch, names, decide, columns)
+    return [explained[row] for row in range(len(batch.paths))]
 
 
-NOT_FINITE = "the model produced NaN or inf"
+def errors_by_row(batch: Decoded) -> dict[int, ImageError]:
+    """Return the error of each image in a batch that cannot be used, by its position in `batch.paths`.
+
+    The errors of a batch are in the order of the images.
+    """
+    usable = set(batch.rows)
+    unusable = [row for row in range(len(batch.paths)) if row not in usable]
+    return dict(zip(unusable, batch.errors, strict=True))
 
 
 def failed_rows(batch: Decoded, outputs: Float[Tensor, "K *D"]) -> dict[int, str]:
-    """Return the rows of the batch whose outputs are not all finite, with the reason."""
-    finite = outputs.isfinite().flatten(1).all(1).tolist()
-    return {row: NOT_FINITE for row, is_finite in zip(batch.rows, finite, strict=True) if not is_finite}
+    """Return the positions of the decoded images whose outputs are not all finite, with the reason.
+
+    `outputs` has a row for each of the K decoded images; positions are those in `batch.paths`.
+    """
+    all_finite = outputs.isfinite().flatten(1).all(1).tolist()
+    return {row: NOT_FINITE for row, is_finite in zip(batch.rows, all_finite, strict=True) if not is_finite}
 
 
 def _explain_images(
     classifier: Classifier,
     batch: Decoded,
     names: Sequence[str],
-    decide: Callable[[Float[ndarray, "K C"]], tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]],
+    decide: Decide,
     columns: Sequence[int] | None,
-) -> list[Explanation]:
+) -> dict[int, Explanation]:
+    """Return the explanation of each decoded image, by its position in `batch.paths`; see `explain_batch`.
+
+    An image whose logits are not finite has an explanation with an error and without maps.
+    """
     device = next(classifier.parameters()).device
     result = forward_pass(classifier, batch.images.to(device, memory_format=torch.channels_last))
-    failed = failed_rows(batch, result.logits.detach())
-    probabilities, decisions = decide(np.asarray(result.logits.detach().sigmoid().cpu()))
-    decided = [np.flatnonzero(row).tolist() for row in decisions]
-    explained = decided if columns is None else [list(columns)] * len(decided)
-    maps = np.asarray(result.maps(_padded(explained).to(device)).cpu())
-    return [
-        Explanation(
-            batch.paths[row],
-            {names[k]: heat for k, heat in zip(explained[i], maps[i], strict=False)},
-            dict(zip(names, probabilities[i].tolist(), strict=True)),
-            tuple(names[k] for k in decided[i]),
+    logits = result.logits.detach()
+    failed = failed_rows(batch, logits)
+    probabilities, decisions = decide(np.asarray(logits.sigmoid().cpu()))
+    assigned_columns = [np.flatnonzero(is_assigned).tolist() for is_assigned in decisions]
+    map_columns = assigned_columns
+    if columns is not None:
+        map_columns = [list(columns)] * len(batch.rows)
+    maps = np.asarray(result.maps(_padded(map_columns).to(device)).cpu())  # (K, J, h, w)
+
+    explained = {}
+    images = zip(batch.rows, map_columns, maps, assigned_columns, probabilities, strict=True)
+    for row, explained_columns, image_maps, assigned, image_probabilities in images:
+        path = batch.paths[row]
+        if row in failed:
+            explained[row] = Explanation(path, {}, {}, error=failed[row])
+            continue
+        labels = [names[column] for column in explained_columns]
+        explained[row] = Explanation(
+            path,
+            maps=dict(zip(labels, image_maps, strict=False)),  # leaves out the maps of the padding
+            probabilities=dict(zip(names, image_probabilities.tolist(), strict=True)),
+            decided=tuple(names[column] for column in assigned),
         )
-        if row not in failed
-        else Explanation(batch.paths[row], {}, {}, error=failed[row])
-        for i, row in enumerate(batch.rows)
-    ]
+    return explained
 
 
-def _padded(columns: Sequence[Sequence[int]]) -> Tensor:
+def _padded(columns: Sequence[Sequence[int]]) -> Int[Tensor, "N J"]:
     """Return lists of different lengths as a rectangular tensor, filled up with column 0."""
     longest = max(map(len, columns))
-    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in columns], dtype=torch.long)
+    padded = torch.zeros(len(columns), longest, dtype=torch.long)
+    for row, indices in enumerate(columns):
+        padded[row, : len(indices)] = torch.tensor(indices, dtype=torch.long)
+    return padded

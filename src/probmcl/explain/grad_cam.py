@@ -53,10 +53,11 @@ class ForwardPass:
         if self.weight is not None:
             importance = self.weight[columns] / features[0, 0].numel()
             return _weighted(features, importance)
-        maps = features.new_zeros(*columns.shape, *features.shape[2:])
-        for layer in self.layers if columns.numel() else ():
+        if columns.numel() == 0:
+            return features.new_zeros(*columns.shape, *features.shape[2:])
+        for layer in self.layers:
             maps, affects_logits = self._gradient_maps(layer, columns)
-            if affects_logits:
+            if affects_logits:  # otherwise, all maps are 0, and an earlier layer may explain the logits
                 break
         return maps
 
@@ -65,15 +66,17 @@ class ForwardPass:
     ) -> tuple[Float[Tensor, "N J h w"], bool]:
         """Return the maps of a layer, and whether any logit depends on them."""
         features = self.encoder.to_maps(layer.detach())
-        parts: list[Tensor] = []
+        labels_at_once = max(1, MAX_GRADIENTS // layer.numel())
+        maps: list[Tensor] = []
         affects_logits = False
-        for some in torch.split(columns, max(1, MAX_GRADIENTS // layer.numel()), dim=1):
-            selected = one_hot(some.T, self.logits.shape[1]).to(self.logits)  # (J, N, C)
+        for block in torch.split(columns, labels_at_once, dim=1):
+            selected = one_hot(block.T, self.logits.shape[1]).to(self.logits)  # (J, N, C)
             gradients = _gradients(self.logits, layer, selected)  # (J, N, …)
             by_map = torch.stack([self.encoder.to_maps(gradient) for gradient in gradients], 1)  # (N, J, K, h, w)
             affects_logits = affects_logits or bool(by_map.any())
-            parts.append(_weighted(features, by_map.mean((3, 4))))
-        return torch.cat(parts, 1), affects_logits
+            importance = by_map.mean((3, 4))  # a_kc, (N, J, K)
+            maps.append(_weighted(features, importance))
+        return torch.cat(maps, 1), affects_logits
 
 
 def forward_pass(classifier: Classifier, images: Float[Tensor, "N 3 H W"]) -> ForwardPass:
@@ -103,37 +106,48 @@ class _Recorded:
 
 
 def _with_maps(encoder: AnyEncoder) -> Encoder:
+    """Return the encoder, or raise an error if it only passes on stored features, which have no maps."""
     if not isinstance(encoder, Encoder):
         raise ProbmclError("stored features have no feature maps, so predictions cannot be explained; use an encoder")
     return encoder
 
 
 def _layers(encoder: Encoder, recorded: _Recorded) -> tuple[Tensor, ...]:
-    """Return the recorded activations, or raise an error if the last one is not a feature map."""
+    """Return the recorded activations, the last one first; raise an error if the last one is not a feature map."""
+    last = recorded.last
     try:
-        if not isinstance(recorded.last, Tensor) or recorded.last.ndim not in (3, 4):
+        if not isinstance(last, Tensor) or last.ndim not in (3, 4):  # tokens, or maps
             raise ValueError("its last activation is not one map")
-        encoder.to_maps(recorded.last.detach())
+        encoder.to_maps(last.detach())  # raises an error if the activation has an unexpected layout
     except MODEL_ERRORS as error:
         raise ProbmclError(
             f"{encoder.name} has no feature maps at {encoder.image_size} pixels, so its predictions cannot be "
             f"explained ({error}); train with another encoder or `image_size`"
         ) from error
-    return (recorded.last,) if recorded.before_attention is None else (recorded.last, recorded.before_attention)
+    if recorded.before_attention is None:
+        return (last,)
+    return (last, recorded.before_attention)
 
 
 def _logits(
     classifier: Classifier, images: Float[Tensor, "N 3 H W"], recorded: _Recorded
 ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "C K"] | None]:
-    """Return the logits and, if they are a linear function of the mean of the maps, the weights."""
+    """Return the logits and, if they are a linear function of the mean of the maps, the weights; otherwise None.
+
+    The forward pass fills `recorded`.
+    """
     if not isinstance(classifier, LinearClassifier):
         return classifier.logits(images), None
-    features, weight = classifier.encoder(images), classifier.linear.weight.detach()
-    if isinstance(classifier, Probe):  # its `logits` has no gradient
-        logits, weight = classifier.linear((features - classifier.shift) / classifier.scale), weight / classifier.scale
+    features = classifier.encoder(images)
+    weight = classifier.linear.weight.detach()
+    if isinstance(classifier, Probe):  # the same as its `logits`, which has no gradient
+        logits = classifier.linear((features - classifier.shift) / classifier.scale)
+        weight = weight / classifier.scale
     else:
         logits = classifier.linear(features)
-    return logits, weight if _is_mean(classifier.encoder, features, recorded.last) else None
+    if not _is_mean(classifier.encoder, features, recorded.last):
+        return logits, None
+    return logits, weight
 
 
 def _is_mean(encoder: AnyEncoder, features: Float[Tensor, "N D"], activation: Any) -> bool:
@@ -141,13 +155,14 @@ def _is_mean(encoder: AnyEncoder, features: Float[Tensor, "N D"], activation: An
     assert isinstance(encoder, Encoder)
     try:
         means = encoder.to_maps(activation).detach().mean((2, 3))
-    except MODEL_ERRORS:
+    except MODEL_ERRORS:  # `_layers` reports an activation that is not a feature map
         return False
     tolerance = 1e-5 * float(means.abs().max())
     return means.shape == features.shape and torch.allclose(features, means, rtol=1e-4, atol=tolerance)
 
 
 def _weighted(maps: Float[Tensor, "N K h w"], importance: Float[Tensor, "N J K"]) -> Float[Tensor, "N J h w"]:
+    """Return relu(Σ_k a_kc A_k) for the feature maps A_k and their importance a_kc for each label."""
     return torch.einsum("njk,nkhw->njhw", importance, maps).relu().float()
 
 
@@ -159,12 +174,13 @@ def _gradients(
         (gradients,) = torch.autograd.grad(
             logits, layer, selected, retain_graph=True, is_grads_batched=True, materialize_grads=True
         )
+        return gradients
     except RuntimeError:  # an operation without a rule for vmap
-        one_by_one = [
-            torch.autograd.grad(logits, layer, one, retain_graph=True, materialize_grads=True)[0] for one in selected
-        ]
+        one_by_one = []
+        for label in selected:
+            (gradient,) = torch.autograd.grad(logits, layer, label, retain_graph=True, materialize_grads=True)
+            one_by_one.append(gradient)
         return torch.stack(one_by_one)
-    return gradients
 
 
 @contextlib.contextmanager
@@ -183,7 +199,8 @@ def _frozen(classifier: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def _recorded(encoder: Encoder) -> Iterator[_Recorded]:
     """Record the activations of a model in every forward pass within the context, with gradients."""
-    recorded, model = _Recorded(), encoder.model
+    recorded = _Recorded()
+    model = encoder.model
     forward_features = model.forward_features
 
     @functools.wraps(forward_features)
@@ -220,6 +237,8 @@ def _norm_before_attention(model: nn.Module) -> nn.Module | None:
     """
     if getattr(model, "cls_token", None) is None:
         return None
-    names = dict(model.named_modules())
-    last = max((int(name.split(".")[1]) for name in names if name.startswith("blocks.")), default=-1)
-    return names.get(f"blocks.{last}.norm1")
+    modules = dict(model.named_modules())
+    blocks = [int(name.split(".")[1]) for name in modules if name.startswith("blocks.")]  # as in blocks.11.norm1
+    if not blocks:
+        return None
+    return modules.get(f"blocks.{max(blocks)}.norm1")

@@ -24,6 +24,8 @@ DPI = 100
 COLUMNS = 4  # heat maps in a row; more labels continue in the next rows
 MAX_LABELS = 24  # labels in a picture
 TITLE, MARGIN, GAP = 48, 32, 8  # pixels: height of a caption of two lines, width of the caption of a row, space
+MAX_NAME = 32  # characters of a file name in a caption
+FIRST_MISSING = 0x250  # code point; the font may lack some characters of the scripts that follow the Latin one
 MIN_WIDTH = 200  # pixels, for the captions of narrow photographs
 OPACITY = 0.7  # of the largest entry of a heat map
 COLORS = "inferno"
@@ -45,12 +47,14 @@ def write_sheets(
     """
     errors: dict[Path, str] = {}
     stems: set[str] = set()
-    for explanations in zip(*runs.values(), strict=True):
-        path, error = explanations[0].path, explanations[0].error
+    for explanations in zip(*runs.values(), strict=True):  # of one image by all runs
+        path = explanations[0].path
+        error = explanations[0].error
         try:
             if error is not None:
                 raise ImageError(path, error)
-            sheet = draw_sheet(read_image(path, SIDE), dict(zip(runs, explanations, strict=True)), captions)
+            photo = read_image(path, SIDE)
+            sheet = draw_sheet(photo, dict(zip(runs, explanations, strict=True)), captions)
             atomic_write(folder / f"{_new_stem(path.stem, stems)}.png", sheet)
         except ImageError as problem:
             errors[path] = problem.reason
@@ -59,10 +63,12 @@ def write_sheets(
 
 
 def _new_stem(stem: str, used: set[str]) -> str:
-    """Return a file name that was not used before, and mark it as used; case does not make a difference."""
-    number, name = 1, stem
-    while name.casefold() in used:
-        number, name = number + 1, f"{stem}-{number + 1}"
+    """Return a stem that is not used yet, if necessary with a number, and add it to `used`, which are in lower case."""
+    name = stem
+    number = 1
+    while name.casefold() in used:  # some file systems ignore case
+        number += 1
+        name = f"{stem}-{number}"
     used.add(name.casefold())
     return name
 
@@ -71,20 +77,23 @@ def draw_sheet(photo: Image.Image, runs: Mapping[str, Explanation], captions: Ma
     """Draw a photograph and the heat maps of its labels, one row per run, as a PNG file."""
     from matplotlib.figure import Figure
 
-    scale = SIDE / max(photo.size)
-    photo = photo.resize((max(1, round(photo.width * scale)), max(1, round(photo.height * scale))))
+    photo = _scaled(photo)
     labels = _most_probable(list(runs.values()))
+    # Without labels, there is one block without heat maps, so that the photograph is drawn.
     blocks = [labels[first : first + COLUMNS] for first in range(0, len(labels), COLUMNS)] or [[]]
     rows = [(run, explanation, block) for block in blocks for run, explanation in runs.items()]
-    width, height = max(photo.width, MIN_WIDTH) + GAP, photo.height + TITLE  # of a cell, in pixels
-    page = (1 + len(blocks[0])) * width + MARGIN, len(rows) * height + GAP
-    figure = Figure(figsize=(page[0] / DPI, page[1] / DPI), dpi=DPI)
+    cell_width = max(photo.width, MIN_WIDTH) + GAP
+    cell_height = photo.height + TITLE
+    page_width = (1 + len(blocks[0])) * cell_width + MARGIN
+    page_height = len(rows) * cell_height + GAP
+    figure = Figure(figsize=(page_width / DPI, page_height / DPI), dpi=DPI)
     for number, (run, explanation, block) in enumerate(rows):
-        # A layout engine would take most of the time.
-        bottom = 1 - ((number + 1) * height) / page[1]
-        lefts = [(MARGIN + column * width + (width - photo.width) // 2) / page[0] for column in range(1 + len(block))]
-        shape = photo.width / page[0], photo.height / page[1]
-        axes = [figure.add_axes((left, bottom, *shape)) for left in lefts]
+        # Positions are fractions of the page, from the lower left. A layout engine would take most of the time.
+        bottom = 1 - ((number + 1) * cell_height) / page_height
+        axes = []
+        for column in range(1 + len(block)):
+            left = (MARGIN + column * cell_width + (cell_width - photo.width) // 2) / page_width
+            axes.append(figure.add_axes((left, bottom, photo.width / page_width, photo.height / page_height)))
         _draw_row(axes, photo, explanation, block, captions)
         if len(runs) > 1:
             axes[0].set_ylabel(_drawable(run), parse_math=False, fontsize=11)
@@ -95,6 +104,14 @@ def draw_sheet(photo: Image.Image, runs: Mapping[str, Explanation], captions: Ma
     return png.getvalue()
 
 
+def _scaled(photo: Image.Image) -> Image.Image:
+    """Return the photograph with its longest side of `SIDE` pixels."""
+    scale = SIDE / max(photo.size)
+    width = max(1, round(photo.width * scale))
+    height = max(1, round(photo.height * scale))
+    return photo.resize((width, height))
+
+
 def _draw_row(
     axes: Sequence[Axes],
     photo: Image.Image,
@@ -102,6 +119,7 @@ def _draw_row(
     labels: Sequence[str],
     captions: Mapping[str, str],
 ) -> None:
+    """Draw the photograph in the first of the axes, and the heat map of a label in each of the others."""
     for axis in axes:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -110,35 +128,44 @@ def _draw_row(
     for axis, label in zip(axes[1:], labels, strict=False):
         heat = explanation.enlarged(label, width=photo.width, height=photo.height)
         axis.imshow(photo.convert("L"), cmap="gray", vmin=0, vmax=255)  # gray, so the colors are those of the heat map
-        axis.imshow(relative(heat), cmap=COLORS, alpha=OPACITY * relative(heat), vmin=0, vmax=1)
-        note = "" if heat.any() else "\nno positive evidence"
-        title = f"{captions[label]} {explanation.probabilities[label]:.2f}{note}"
-        style: dict[str, Any] = {"fontweight": "bold"} if label in explanation.decided else {"color": "#555555"}
+        strength = relative(heat)
+        axis.imshow(strength, cmap=COLORS, alpha=OPACITY * strength, vmin=0, vmax=1)
+        title = f"{captions[label]} {explanation.probabilities[label]:.2f}"
+        if not heat.any():
+            title += "\nno positive evidence"
+        is_assigned = label in explanation.decided
+        style: dict[str, Any] = {"fontweight": "bold"} if is_assigned else {"color": "#555555"}
         axis.set_title(title, parse_math=False, fontsize=11, **style)
 
 
 def _most_probable(runs: Sequence[Explanation]) -> list[str]:
     """Return the labels to draw, in their order; of many labels, those that are most probable in one of the runs."""
     labels = list(runs[0].maps)
-    ranked = sorted(labels, key=lambda label: -max(run.probabilities[label] for run in runs))
-    return [label for label in labels if label in set(ranked[:MAX_LABELS])]
+    highest = {label: max(run.probabilities[label] for run in runs) for label in labels}
+    ranked = sorted(labels, key=lambda label: -highest[label])
+    drawn = set(ranked[:MAX_LABELS])
+    return [label for label in labels if label in drawn]
 
 
 def _title(explanation: Explanation, drawn: int) -> str:
+    """Return the caption of a photograph with `drawn` heat maps: its name, and why some or all maps are missing."""
     name = _drawable(explanation.path.name)
-    name = name if len(name) <= 32 else f"{name[:31]}…"
+    if len(name) > MAX_NAME:
+        name = f"{name[: MAX_NAME - 1]}…"
+    if not explanation.maps:
+        return f"{name}\nno label assigned"
     if drawn == len(explanation.maps):
-        return name if drawn else f"{name}\nno label assigned"
+        return name
     return f"{name}\nthe {drawn} most probable of {len(explanation.maps)} labels"
 
 
 def _drawable(text: str) -> str:
-    """Replace the characters that the font may not have.
+    """Replace the characters that the font may not have by question marks.
 
     >>> _drawable("café 猫.jpg")
     'café ?.jpg'
     """
-    return "".join(char if char.isprintable() and ord(char) < 0x250 else "?" for char in text)
+    return "".join(char if char.isprintable() and ord(char) < FIRST_MISSING else "?" for char in text)
 
 
 def relative(heat: Float[ndarray, "H W"]) -> Float[ndarray, "H W"]:

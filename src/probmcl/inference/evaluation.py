@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,15 +58,18 @@ class ClassMapping:
         ([1.0, 0.0, 0.0], [True, True, False])
         """
         columns = states.select_classes(np.concatenate(self.in_data))
-        starts = np.cumsum([0, *(len(indices) for indices in self.in_data[:-1])])
+        # The columns that map to one class are adjacent, and `starts` has the first of them.
+        widths = [len(indices) for indices in self.in_data]
+        starts = np.cumsum([0, *widths[:-1]])
         labels = np.empty((len(states), len(self.in_data)), dtype=np.float32)
         known = np.empty(labels.shape, dtype=np.bool_)
         for first in range(0, len(states), ROWS_AT_ONCE):
             rows = np.arange(first, min(first + ROWS_AT_ONCE, len(states)))
-            values, mask = columns.labels_and_known(rows)
-            present = np.logical_or.reduceat((values > 0) & mask, starts, axis=1)
-            absent = np.logical_and.reduceat((values == 0) & mask, starts, axis=1)
-            labels[rows], known[rows] = present, present | absent
+            values, is_known = columns.labels_and_known(rows)
+            present = np.logical_or.reduceat((values > 0) & is_known, starts, axis=1)
+            absent = np.logical_and.reduceat((values == 0) & is_known, starts, axis=1)
+            labels[rows] = present
+            known[rows] = present | absent
         return labels, known
 
 
@@ -78,21 +81,24 @@ def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[st
     >>> match_classes(["cat", "dog"], ["puppy", "dog"], {"puppy": "dog"}).in_data
     [[0, 1]]
     """
-    sources: dict[str, list[int]] = {}
+    new_names = renames or {}
+    sources: dict[str, list[int]] = {}  # by the name after renaming, the indices of the classes in the data
     for index, name in enumerate(data):
-        sources.setdefault((renames or {}).get(name, name), []).append(index)
+        new_name = new_names.get(name, name)
+        sources.setdefault(new_name, []).append(index)
     common = tuple(name for name in model if name in sources)
     if not common:
         hints = "; ".join(f"{name!r} ({suggestion(name, model)})" for name in data[:3])
         problem = "the data and the model have no class in common"
         raise DataError(f"{problem}; use `rename` to map the classes in the data: {hints}")
-    return ClassMapping(
-        common,
-        [index for index, name in enumerate(model) if name in sources],
-        [sources[name] for name in common],
-        [name for name in model if name not in sources],
-        [data[index] for name, indices in sources.items() if name not in model for index in indices],
-    )
+    in_model = [index for index, name in enumerate(model) if name in sources]
+    in_data = [sources[name] for name in common]
+    only_in_model = [name for name in model if name not in sources]
+    only_in_data: list[str] = []
+    for new_name, indices in sources.items():
+        if new_name not in model:
+            only_in_data += [data[index] for index in indices]
+    return ClassMapping(common, in_model, in_data, only_in_model, only_in_data)
 
 
 def read_renames(
@@ -106,22 +112,36 @@ def read_renames(
     >>> read_renames({"Infiltrate": "Infiltration"}, model=["Infiltration"], data=["Infiltrate", "Mass"])
     {'Infiltrate': 'Infiltration'}
     """
-    if renames is None or isinstance(renames, Mapping):
-        entries = [("rename", *pair) for pair in (renames or {}).items()]
+    if renames is None:
+        return {}
+    if isinstance(renames, Mapping):
+        entries = [_Rename("rename", old, new) for old, new in renames.items()]
+    elif Path(renames).suffix.lower() == ".json":
+        entries = _read_object(Path(renames))
     else:
-        path = Path(renames)
-        entries = _read_object(path) if path.suffix.lower() == ".json" else _read_table(path, model, data)
+        entries = _read_table(Path(renames), model, data)
     result: dict[str, str] = {}
     for location, old, new in entries:
-        for side, name, names in (("data", old, data), ("model", new, model)):
-            if name not in names:
-                raise DataError(f"{location}: the {side} has no class {name!r}; {suggestion(name, names)}")
-        if result.setdefault(old, new) != new:
-            raise DataError(f"{location}: {old!r} is mapped to {quoted([result[old], new])}; choose one of them")
+        if old not in data:
+            raise DataError(f"{location}: the data has no class {old!r}; {suggestion(old, data)}")
+        if new not in model:
+            raise DataError(f"{location}: the model has no class {new!r}; {suggestion(new, model)}")
+        first_new = result.setdefault(old, new)
+        if first_new != new:
+            raise DataError(f"{location}: {old!r} is mapped to {quoted([first_new, new])}; choose one of them")
     return result
 
 
-def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[tuple[str, str, str]]:
+class _Rename(NamedTuple):
+    """An entry of a rename file: its place for messages, the class in the data, and the class in the model."""
+
+    location: str
+    old: str
+    new: str
+
+
+def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[_Rename]:
+    """Read the entries of a table with two columns; its header may have either order, see `HEADERS`."""
     table = load_spreadsheet(path, lambda columns: len(columns) == 2, row="class")
     if len(table.columns) != 2:
         columns = f"{counted(len(table.columns), 'column')} ({quoted(table.columns)})"
@@ -129,22 +149,24 @@ def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[t
     first, second = table.columns
     if first in data and second in model:
         raise DataError(f"{path}, row 1: expected a header; insert this line above it: {','.join(HEADERS[0])}")
-    if (second.lower(), first.lower()) in HEADERS:
-        first, second = second, first
-    pairs = zip(table.cells(first), table.cells(second), strict=True)
-    return [(f"{path}, row {old.line}", old.text, new.text) for old, new in pairs]
+    is_reversed = (second.lower(), first.lower()) in HEADERS
+    data_column, model_column = (second, first) if is_reversed else (first, second)
+    pairs = zip(table.cells(data_column), table.cells(model_column), strict=True)
+    return [_Rename(f"{path}, row {old.line}", old.text, new.text) for old, new in pairs]
 
 
-def _read_object(path: Path) -> list[tuple[str, str, str]]:
+def _read_object(path: Path) -> list[_Rename]:
+    """Read the entries of a JSON object from names in the data to names in the model."""
     try:
         # A list of pairs, because a dictionary would silently drop all but the last of several equal names.
         pairs: Any = json.loads(read_encoded_text(path), object_pairs_hook=list)
     except json.JSONDecodeError as error:
         raise DataError(f"{path}, row {error.lineno}: {error.msg}; the file must be a JSON object") from error
+    # The entries of a JSON object are tuples here; the elements of a JSON array are not.
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):
         example = '{"name in the data": "name in the model"}'
         raise DataError(f"{path}: the file must be a JSON object of names, as in {example}")
-    return [(str(path), *pair) for pair in pairs]
+    return [_Rename(str(path), old, new) for old, new in pairs]
 
 
 def read_run_splits(folder: Path) -> dict[str, Split]:
@@ -164,12 +186,14 @@ def select_split(
     Images of the run keep the split that they had there, so training images are never used as test images. New images
     have their split in the data; if the data have only train images, new images count as the requested split.
     """
-    has_splits = any(data_split != "train" for data_split in records.split)
-    in_run = [run_splits.get(os.path.realpath(path)) for path in records.paths]
-    splits = [old or (new if has_splits else split) for old, new in zip(in_run, records.split, strict=True)]
+    has_splits = any(split_in_data != "train" for split_in_data in records.split)
+    splits: list[str] = []
+    for path, split_in_data in zip(records.paths, records.split, strict=True):
+        new_split = split_in_data if has_splits else split  # of an image that is not in the run
+        splits.append(run_splits.get(os.path.realpath(path), new_split))
     rows = np.flatnonzero(np.array(splits, dtype=str) == split)
     if len(rows) == 0:
-        counts = ", ".join(f"{other} {splits.count(other)}" for other in SPLITS)
+        counts = ", ".join(f"{name} {splits.count(name)}" for name in SPLITS)
         raise DataError(f"the {split} split is empty ({counts}); {remedy}")
     return dataclasses.replace(records.take(rows), split=(split,) * len(rows))
 
@@ -185,14 +209,18 @@ def count_trained_on(paths: Sequence[Path], run_splits: Mapping[str, Split], spl
     new = [path for path in resolved if path not in run_splits]
     copied = copies(new, trained)
     if split != "train":
-        _warn(copied, new, len(paths), set(map(os.path.basename, trained)))
+        _warn_about_copies(copied, new, len(paths))
+        uncopied = [path for path in new if path not in copied]
+        _warn_about_equal_names(uncopied, trained)
     return sum(path in copied or run_splits.get(path) == "train" for path in resolved)
 
 
 def count_calibrated_on(paths: Sequence[Path], used: Sequence[str]) -> int:
     """Return how many images the calibration was fitted to, judging by path or content, and warn about them."""
-    resolved, used_paths = [os.path.realpath(path) for path in paths], {os.path.realpath(path) for path in used}
-    copied = copies([path for path in resolved if path not in used_paths], sorted(used_paths))
+    resolved = [os.path.realpath(path) for path in paths]
+    used_paths = {os.path.realpath(path) for path in used}
+    new = [path for path in resolved if path not in used_paths]
+    copied = copies(new, sorted(used_paths))
     count = sum(path in used_paths or path in copied for path in resolved)
     if count:
         was = "was" if count == 1 else "were"
@@ -203,28 +231,43 @@ def count_calibrated_on(paths: Sequence[Path], used: Sequence[str]) -> int:
 
 def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
     """Map every new file that has the same content as an old file to the first such old file."""
-    if not (new := list(new)):
+    new_paths = list(new)
+    if not new_paths:
         return {}
-    ours, theirs = equal_files(new, old)
-    first = {digest: path for path, digest in reversed(theirs.items())}
-    return {path: first[digest] for path, digest in ours.items()}
+    new_digests, old_digests = equal_files(new_paths, old)
+    first_old: dict[bytes, str] = {}
+    for path, digest in old_digests.items():
+        first_old.setdefault(digest, path)
+    return {path: first_old[digest] for path, digest in new_digests.items()}
 
 
-def _warn(copied: Mapping[str, str], new: Sequence[str], images: int, trained: Collection[str]) -> None:
-    if copied:
-        count = sum(path in copied for path in new)
-        are, them = ("is", "it") if count == 1 else ("are", "them")
-        pair = " equals ".join(next(iter(copied.items())))
-        problem = f"{are} identical to images that this run was trained on ({pair}), so the scores are too high"
-        warnings.warn(f"{count:,} of {counted(images, 'image')} {problem}; remove {them}", stacklevel=2)
-    others = [path for path in new if path not in copied]
-    same_name = [path for path in others if os.path.basename(path) in trained]  # noqa: PTH119
-    if same_name:
-        have, they, them = ("has", "it shows", "it") if len(same_name) == 1 else ("have", "they show", "them")
-        problem = f"{have} the same file name as an image that this run was trained on ({same_name[0]})"
-        remedy = f"if {they} the same image, the scores are too high; remove {them}"
-        share = f"{len(same_name):,} of {counted(len(others), 'new image')}"
-        warnings.warn(f"{share} {problem}; {remedy}", stacklevel=2)
+def _warn_about_copies(copied: Mapping[str, str], new: Sequence[str], images: int) -> None:
+    """Warn about new images that are copies of training images; `copied` maps the path of a copy to its original.
+
+    `images` is the number of evaluated images, including those of the run.
+    """
+    if not copied:
+        return
+    count = sum(path in copied for path in new)
+    are, them = ("is", "it") if count == 1 else ("are", "them")
+    copy, original = next(iter(copied.items()))
+    problem = f"{are} identical to images that this run was trained on ({copy} equals {original})"
+    warnings.warn(
+        f"{count:,} of {counted(images, 'image')} {problem}, so the scores are too high; remove {them}", stacklevel=2
+    )
+
+
+def _warn_about_equal_names(new: Sequence[str], trained: Iterable[str]) -> None:
+    """Warn about new images that are no copies, but have the file name of a training image and may show the same."""
+    trained_names = set(map(os.path.basename, trained))
+    same_name = [path for path in new if os.path.basename(path) in trained_names]  # noqa: PTH119
+    if not same_name:
+        return
+    have, they, them = ("has", "it shows", "it") if len(same_name) == 1 else ("have", "they show", "them")
+    share = f"{len(same_name):,} of {counted(len(new), 'new image')}"
+    problem = f"{have} the same file name as an image that this run was trained on ({same_name[0]})"
+    remedy = f"if {they} the same image, the scores are too high; remove {them}"
+    warnings.warn(f"{share} {problem}; {remedy}", stacklevel=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +298,8 @@ class EvaluatedImages:
     def of_records(cls, records: Records, mapping: ClassMapping, how: EvaluationOptions) -> EvaluatedImages:
         """Return the images of records."""
         labels, known = mapping.labels(records.states)
-        return cls(labels, known, records.group, mapping, how.values(records))
+        values = how.values(records)
+        return cls(labels, known, records.group, mapping, values)
 
     @classmethod
     def of_run(cls, rows: ScoredRows, names: Sequence[str]) -> EvaluatedImages:
@@ -297,8 +341,12 @@ def unscored(bad: Sequence[BadImage]) -> list[UnscoredImage]:
 
 def with_provenance(evaluation: Evaluation, images: EvaluatedImages, applied: AppliedCalibration) -> ModelEvaluation:
     """Return an evaluation together with how its images fit the run."""
+    thresholds = None
+    not_promised: list[str] = []
     calibration = applied.calibration
-    not_promised = () if calibration is None else calibration.not_promised
+    if calibration is not None:
+        thresholds = calibration.thresholds
+        not_promised = calibration.not_promised
     return ModelEvaluation(
         **msgspec.structs.asdict(evaluation),
         classes_only_in_model=images.mapping.only_in_model,
@@ -306,7 +354,7 @@ def with_provenance(evaluation: Evaluation, images: EvaluatedImages, applied: Ap
         renamed=dict(images.renames or {}),
         trained_on=images.trained_on,
         calibrated_on=applied.calibrated_on,
-        thresholds=None if calibration is None else calibration.thresholds,
+        thresholds=thresholds,
         not_promised=[name for name in images.mapping.common if name in not_promised],
         skipped=list(images.skipped),
     )

@@ -37,19 +37,25 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         raise RunError(f"{folder.path}: {problem}; see the status in {METADATA}")
     labels = folder.read(LABELS)
     preprocessing = folder.read(PREPROCESSING_FILE)
+    classifier = _load_classifier(folder, metadata.model, preprocessing.size, labels)
+    torch_device = torch.device(find_device(device))
+    calibration = None
+    if folder.has(CALIBRATION):
+        calibration = _read_calibration(folder, labels.names)
     return Model(
-        _load_classifier(folder, metadata.model, preprocessing.size, labels),
+        classifier,
         names=labels.names,
         hierarchy=labels.hierarchy,
         preprocessing=preprocessing,
-        device=torch.device(find_device(device)),
+        device=torch_device,
         folder=folder.path,
         source=metadata.data,
-        calibration=_read_calibration(folder, labels.names) if folder.has(CALIBRATION) else None,
+        calibration=calibration,
     )
 
 
 def _read_calibration(folder: RunFolder, names: tuple[str, ...]) -> Calibration:
+    """Read the calibration of a run, which must have the classes of the run in their order."""
     calibration = folder.read(CALIBRATION_FILE)
     if tuple(calibration.classes) != names:
         raise RunError(f"{folder.path / CALIBRATION} does not match the classes in {LABELS}; calibrate the run again")
@@ -67,20 +73,28 @@ def _load_classifier(folder: RunFolder, kept: KeptModel, size: int, labels: Clas
         raise RunError(f"{folder.path / METADATA}: {problem}; {suggestion(kept.method, METHODS)}")
     with torch.device("meta"):
         shapes = _readable(path, lambda: read_shapes(path, root=folder.path))
-        tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
-        _load_state(_build_classifier(folder, kept, size, labels), tensors, folder)
+        empty_tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+        _load_state(_build_classifier(folder, kept, size, labels), empty_tensors, folder)
     classifier = _build_classifier(folder, kept, size, labels)
-    _load_state(classifier, _readable(path, lambda: load_tensors(path, root=folder.path))[0], folder)
+    tensors, _ = _readable(path, lambda: load_tensors(path, root=folder.path))
+    _load_state(classifier, tensors, folder)
+    del tensors  # the classifier has copies
     refuse_non_finite(path, classifier.state_dict())
     return classifier
 
 
 def _build_classifier(folder: RunFolder, kept: KeptModel, size: int, labels: ClassLabels) -> Classifier:
-    method, classes = find_method(kept.method), len(labels.names)
-    cooccurrence = np.broadcast_to(np.int64(0), (classes, classes))  # without the memory of a full matrix
+    """Build the classifier with its initial parameters; `size` is the width and height of its images in pixels.
+
+    Settings from which no classifier can be built are an error that names their file.
+    """
+    method = find_method(kept.method)
+    n_classes = len(labels.names)
+    cooccurrence = np.broadcast_to(np.int64(0), (n_classes, n_classes))  # without the memory of a full matrix
     label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
     # Files named in the settings are not read: the state has their content, and the folder may be untrusted.
-    changes, file = kept.settings | dict.fromkeys(method.files), CONFIG
+    changes = kept.settings | dict.fromkeys(method.files)
+    file = CONFIG  # the file that an error is about
     try:
         encoder = Encoder(folder.read(CONFIG_FILE).encoder.name, image_size=size)
         file = METADATA
@@ -88,21 +102,25 @@ def _build_classifier(folder: RunFolder, kept: KeptModel, size: int, labels: Cla
         if not issubclass(method, Classifier) or not method.has_own_head(settings):
             raise ValueError(f"method {kept.method!r} has no classifier; it needs a probe to predict")
         return method(encoder, label_space, settings)
-    except RunError:
+    except RunError:  # names its file
         raise
     except (*MODEL_ERRORS, MemoryError) as error:
         raise RunError(f"{folder.path / file}: {str(error) or 'out of memory'}") from error
 
 
 def _load_state(classifier: Classifier, tensors: Mapping[str, torch.Tensor], folder: RunFolder) -> None:
+    """Load the parameters; if their names or shapes differ from those of the classifier, the error has the first."""
     try:
         classifier.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
-        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise RunError(f"{folder.path / MODEL} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error
+        problem = str(error)
+        if "\n" in problem:  # a title, then one difference in each line
+            problem = problem.splitlines()[1].strip()
+        raise RunError(f"{folder.path / MODEL} does not match {CONFIG}, {LABELS} and {METADATA}: {problem}") from error
 
 
 def _readable(path: Path, read: Callable[[], T]) -> T:
+    """Return the result of `read`; its errors are raised again with a remedy."""
     try:
         return read()
     except RunError as error:  # names the file

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, final, get_args
+from typing import NamedTuple, TypeVar, final, get_args
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.metrics import DEFAULT_THRESHOLD
 from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
-from probmcl.explain.explanations import NOT_FINITE, explain_batch, failed_rows, label_columns
+from probmcl.explain.explanations import NOT_FINITE, errors_by_row, explain_batch, failed_rows, label_columns
 from probmcl.inference.evaluation import (
     AppliedCalibration,
     ClassMapping,
@@ -59,8 +59,20 @@ from probmcl.settings.model_options import (
 )
 from probmcl.store.evaluation import ModelEvaluation
 
-DecisionRule = tuple[float | Float64[ndarray, " C"], Float64[ndarray, " C"] | None]
-"""The threshold of yes decisions, for all classes or per class, and that of no decisions if the model may abstain."""
+Block = TypeVar("Block", Predictions, Decoded)
+"""A block of consecutive images, decoded or predicted."""
+
+
+class DecisionRule(NamedTuple):
+    """The probabilities at which a class is predicted or ruled out; without `no_up_to`, every other decision is a no.
+
+    Attributes:
+        yes_above: a class is predicted above this probability; one for all classes, or one per class.
+        no_up_to: a class is ruled out up to this probability, if the model may abstain; None otherwise.
+    """
+
+    yes_above: float | Float64[ndarray, " C"]
+    no_up_to: Float64[ndarray, " C"] | None = None
 
 
 @final
@@ -101,14 +113,20 @@ class Model:
         # Images have the same memory format, which makes convolutions faster.
         moved = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.classifier: Classifier = moved.eval()
-        self.names, self.preprocessing, self.device = names, preprocessing, device
-        self.folder, self.hierarchy, self._source, self.calibration = folder, hierarchy, source, calibration
-        self._parents = parents_of(names, hierarchy)
+        self.names = names
+        self.hierarchy = hierarchy
+        self.preprocessing = preprocessing
+        self.calibration = calibration
+        self.device = device
+        self.folder = folder
+        self._source = source  # of the data of the run; None if they were not read from a file
+        self._parents = parents_of(names, hierarchy)  # indices; −1 for a class without a parent
 
     def __repr__(self) -> str:
         classes = counted(len(self.names), "class", "classes")
         summary = f"{classes}, {self.preprocessing.size} px, {self.device}"
-        summary += ", not calibrated" if self.calibration is None else ""
+        if self.calibration is None:
+            summary += ", not calibrated"
         return f"Model({str(self.folder)!r}, {summary})"
 
     @method_keywords_of(PredictOptions)
@@ -121,20 +139,23 @@ class Model:
         """
         rule = self._decision_rule(options.threshold, options.raw, options.abstain)
         blocks = _with_progress(self._stream(options, rule), "predicting", options.images, options.console)
-        return Predictions.concatenate(self.names, rule[0], blocks)
+        return Predictions.concatenate(self.names, rule.yes_above, blocks)
 
     @method_keywords_of(StreamOptions)
     def stream(self, options: StreamOptions) -> Iterator[Predictions]:
         """Yield the predictions of `predict` in blocks, so memory use does not grow with the number of images."""
-        return self._stream(options, self._decision_rule(options.threshold, options.raw, options.abstain))
+        rule = self._decision_rule(options.threshold, options.raw, options.abstain)
+        return self._stream(options, rule)
 
     def _stream(self, options: StreamOptions, rule: DecisionRule) -> Iterator[Predictions]:
+        """Return an iterator over the predictions of each batch; sources without images are an error at once."""
         batches = self._decode(options)
         return (self._predict_batch(batch, rule, options.raw) for batch in batches)
 
     def _decode(self, options: StreamOptions | EmbedOptions | ExplainOptions) -> Generator[Decoded, None, None]:
-        size = self._batch_size(options.batch_size)
-        return decode(options.images, self.preprocessing, batch_size=size, workers=options.workers)
+        """Return an iterator over the images in the options, decoded in batches; sources are checked at once."""
+        batch_size = self._batch_size(options.batch_size)
+        return decode(options.images, self.preprocessing, batch_size=batch_size, workers=options.workers)
 
     @method_keywords_of(EmbedOptions)
     @torch.inference_mode()
@@ -144,23 +165,32 @@ class Model:
         batches = self._decode(options)
         with contextlib.closing(batches):
             for batch in _with_progress(batches, "embedding", options.images, options.console):
-                if batch.errors:
-                    raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair or remove it")
-                rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
-                if failed := failed_rows(batch, rows):
-                    raise ImageError(batch.paths[min(failed)], f"{NOT_FINITE}; remove it, or train again")
-                features.append(np.asarray(rows.float().cpu()))
+                block = self._embed_batch(batch)
+                features.append(block)
         return np.concatenate(features)
+
+    def _embed_batch(self, batch: Decoded) -> Float[ndarray, "K D"]:
+        """Return the encoder's features of a batch. An unreadable image is an error, and so are NaN and inf."""
+        if batch.errors:
+            first = batch.errors[0]
+            raise ImageError(first.path, f"{first.reason}; repair or remove it")
+        images = batch.images.to(self.device, memory_format=torch.channels_last)
+        features = self.classifier.encoder(images)
+        failed = failed_rows(batch, features)
+        if failed:
+            raise ImageError(batch.paths[min(failed)], f"{NOT_FINITE}; remove it, or train again")
+        return np.asarray(features.float().cpu())
 
     @method_keywords_of(ExplainOptions)
     def explain(self, options: ExplainOptions) -> Explanations:
         """Return a Grad-CAM heat map for each image and label; unreadable images are in `errors`."""
         columns = label_columns(options.labels, self.names)
-        yes, _ = self._decision_rule(options.threshold, False, None)
+        rule = self._decision_rule(options.threshold, raw=False, abstain=None)
 
         def decide(scores: Float[ndarray, "K C"]) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
+            """Return the probabilities of K images, and whether each class is assigned."""
             probabilities = self._probabilities(scores, raw=False)
-            return probabilities, probabilities > yes
+            return probabilities, probabilities > rule.yes_above
 
         batches = self._decode(options)
         explained: list[Explanation] = []
@@ -185,15 +215,21 @@ class Model:
         if options.split not in SPLITS:
             raise OptionError("split", options.split, f"must be one of {', '.join(SPLITS)}")
         refuse_share(options.skip_bad)
-        self._evaluation_options(options, images=1)  # raises errors before the data are read
+        # Both raise an error for invalid options, before the data are read, which may take minutes.
+        self._evaluation_options(options, images=1)
         self._decision_rule(None, options.raw, options.abstain)
+        records = self._read_evaluation_data(options)
+        return self.evaluate_records(records, options).evaluation
+
+    def _read_evaluation_data(self, options: EvaluateOptions) -> Records:
+        """Read the data that the options name; by default, the data of the run."""
         console = options.console or Console.delayed()
         source = self._evaluation_source(options)
-        keep = () if options.by is None else (options.by,)
+        extra_columns = () if options.by is None else (options.by,)
         with console.working("reading the data"):
-            is_recorded = options.data is None
-            records = read_recorded(source, console, keep=keep) if is_recorded else read_source(source, keep=keep)
-        return self.evaluate_records(records, options).evaluation
+            if options.data is None:
+                return read_recorded(source, console, keep=extra_columns)
+            return read_source(source, keep=extra_columns)
 
     def evaluate_records(
         self, records: Records, options: EvaluateOptions, score: ScoreRecords | None = None
@@ -203,18 +239,22 @@ class Model:
         `score` computes the raw scores (default: the method `score`); several processes may share the work.
         """
         console = options.console or Console.delayed()
-        renames = read_renames(options.rename, model=self.names, data=records.label_space.names)
-        mapping = match_classes(self.names, records.label_space.names, renames)
+        data_names = records.label_space.names
+        renames = read_renames(options.rename, model=self.names, data=data_names)
+        mapping = match_classes(self.names, data_names, renames)
         run_splits = read_run_splits(self.folder)
-        records = select_split(records, options.split, run_splits)
-        how = self._evaluation_options(options, len(records))
-        how.values(records)  # raises errors before images are scored
-        trained_on = count_trained_on(records.paths, run_splits, options.split)
-        applied = self._applied_calibration(options, records.paths, mapping)
-        records, scores, bad = (score or self.score)(records, options, console)
-        images = EvaluatedImages.of_records(records, mapping, how)
-        images = replace(images, renames=renames, trained_on=trained_on, skipped=unscored(bad))
-        return ScoredEvaluation(records, scores, self.evaluate_scores(scores, images, applied, how, console))
+        selected = select_split(records, options.split, run_splits)
+        how = self._evaluation_options(options, len(selected))
+        how.values(selected)  # a wrong `by` or `aggregate` is an error before the images are scored, which takes long
+        trained_on = count_trained_on(selected.paths, run_splits, options.split)
+        applied = self._applied_calibration(options, selected.paths, mapping)
+
+        score_records = score or self.score
+        readable, scores, bad = score_records(selected, options, console)
+        labeled = EvaluatedImages.of_records(readable, mapping, how)
+        images = replace(labeled, renames=renames, trained_on=trained_on, skipped=unscored(bad))
+        evaluation = self.evaluate_scores(scores, images, applied, how, console)
+        return ScoredEvaluation(readable, scores, evaluation)
 
     def evaluate_scores(
         self,
@@ -225,29 +265,36 @@ class Model:
         console: Console,
     ) -> ModelEvaluation:
         """Evaluate the raw scores of images."""
-        calibration = applied.calibration
         columns = images.mapping.in_model
-        probabilities = scores if calibration is None else calibration.probabilities(scores, self._parents)
-        unchanged = calibration is None or (calibration.kind == "none" and not self.hierarchy)
-        rows = ScoredRows(
-            probabilities[:, columns],
-            images.labels,
-            images.known,
-            images.group,
-            raw=None if unchanged else scores[:, columns],
-        )
+        probabilities = scores
+        thresholds = None
+        raw = None  # the scores before calibration; None if they are the probabilities
+        calibration = applied.calibration
+        if calibration is not None:
+            probabilities = calibration.probabilities(scores, self._parents)
+            thresholds = calibration.threshold[columns]
+            # With the kind "none", only a hierarchy changes scores: the probability of a class is capped by its parent.
+            if calibration.kind != "none" or self.hierarchy:
+                raw = scores[:, columns]
+        rows = ScoredRows(probabilities[:, columns], images.labels, images.known, images.group, raw=raw)
+        levels: Sequence[int] = ()
+        if self.hierarchy:
+            levels = levels_of(self._parents)[columns].tolist()
         described = EvaluatedModel(
             images.mapping.common,
-            levels=levels_of(self._parents)[columns].tolist() if self.hierarchy else (),
+            levels=levels,
             note=self.classifier.note,
-            thresholds=None if calibration is None else calibration.threshold[columns],
+            thresholds=thresholds,
             limits=applied.limits,
         )
         evaluation = evaluate_rows(rows, described, how, images.values, console)
         return with_provenance(evaluation, images, applied)
 
     def _evaluation_options(self, options: EvaluateOptions, images: int) -> EvaluationOptions:
-        draws = affordable_draws(images, len(self.names)) if options.draws is None else options.draws
+        """Return the options of the evaluation of a number of `images`; invalid values are errors."""
+        draws = options.draws
+        if draws is None:
+            draws = affordable_draws(images, len(self.names))
         return EvaluationOptions(
             split=options.split, by=options.by, aggregate=options.aggregate, draws=draws, seed=options.seed
         )
@@ -255,13 +302,19 @@ class Model:
     def _applied_calibration(
         self, options: EvaluateOptions, paths: Sequence[Path], mapping: ClassMapping
     ) -> AppliedCalibration:
-        calibration = None if options.raw else self.calibration
-        if calibration is None:
+        """Return how raw scores become probabilities and decisions; `paths` are the images of these scores.
+
+        The limits are those of the classes that the model and the data have in common.
+        """
+        if options.raw or self.calibration is None:
             return AppliedCalibration(None)
-        yes, no = self._decision_rule(None, options.raw, options.abstain)
-        columns = mapping.in_model
-        limits = None if no is None else (no[columns], np.asarray(yes)[columns])
-        return AppliedCalibration(calibration, self._count_calibrated_on(paths, calibration), limits)
+        rule = self._decision_rule(None, options.raw, options.abstain)
+        limits = None
+        if rule.no_up_to is not None:
+            columns = mapping.in_model
+            limits = (rule.no_up_to[columns], np.asarray(rule.yes_above)[columns])
+        calibrated_on = self._count_calibrated_on(paths, self.calibration)
+        return AppliedCalibration(self.calibration, calibrated_on, limits)
 
     @method_keywords_of(CalibrateOptions)
     def calibrate(self, options: CalibrateOptions) -> Calibration:
@@ -273,12 +326,19 @@ class Model:
         """
         from probmcl.inference import recalibration
 
-        if options.calibration not in (None, *get_args(Kind)):
-            raise OptionError("calibration", options.calibration, f"must be one of {', '.join(get_args(Kind))}")
-        before = self.calibration
-        kind = options.calibration or (before.kind if before else "sigmoid")
-        thresholds = before.thresholds if before else "balanced"
-        rule = ThresholdRule.parse(thresholds if options.thresholds is None else options.thresholds)
+        kinds = get_args(Kind)
+        if options.calibration not in (None, *kinds):
+            raise OptionError("calibration", options.calibration, f"must be one of {', '.join(kinds)}")
+        kind: Kind = "sigmoid"
+        thresholds: str | float = "balanced"
+        if self.calibration is not None:
+            kind = self.calibration.kind
+            thresholds = self.calibration.thresholds
+        if options.calibration is not None:
+            kind = options.calibration
+        if options.thresholds is not None:
+            thresholds = options.thresholds
+        rule = ThresholdRule.parse(thresholds)
         refuse_share(options.skip_bad)
         recalibration.refuse_unfinished(self.folder)
         console = options.console or Console.delayed()
@@ -291,9 +351,13 @@ class Model:
         return self.calibration
 
     def _evaluation_source(self, options: EvaluateOptions | CalibrateOptions) -> DataSource:
+        """Return the source of the data that the options name; by default, the data of the run.
+
+        For the data of the run, `images` and `read` in the options replace the values that are stored with the run.
+        """
         if options.data is not None:
-            images = None if options.images is None else Path(options.images)
-            return DataSource(Path(options.data), images, options.read)
+            image_folder = None if options.images is None else Path(options.images)
+            return DataSource(Path(options.data), image_folder, options.read)
         if self._source is None:
             raise DataError("the data of this run were not read from a file; specify the data to evaluate on")
         return self._source.with_changes(options.images, options.read)
@@ -302,20 +366,25 @@ class Model:
         self, records: Records, options: EvaluateOptions | CalibrateOptions, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
         """Score the readable images. If too many are unreadable, the rest are only decoded, to list all bad images."""
-        scores: list[ndarray] = []
+        blocks: list[ndarray] = []  # the scores of each batch
         bad: list[BadImage] = []
-        size, first = self._batch_size(options.batch_size), 0
+        allowed_share = options.skip_bad or 0.0
+        batch_size = self._batch_size(options.batch_size)
+        first_row = 0  # of the batch, in the records
         with console.progress("scoring", len(records)) as bar:
-            for batch in decode_files(records.paths, self.preprocessing, batch_size=size, workers=options.workers):
-                if len(bad) / len(records) <= (options.skip_bad or 0.0):
-                    batch, block = self._scores(batch)
-                    scores.append(block)
-                unreadable = sorted(set(range(len(batch.paths))) - set(batch.rows))
-                for row, error in zip(unreadable, batch.errors, strict=True):
-                    bad.append(BadImage(first + row, error.path, error.reason))
-                first += len(batch.paths)
-                bar.advance(len(batch.paths), steps=len(batch.paths))
-        return without_bad(records, bad, share=options.skip_bad), np.concatenate(scores), bad
+            for batch in decode_files(
+                records.paths, self.preprocessing, batch_size=batch_size, workers=options.workers
+            ):
+                if len(bad) / len(records) <= allowed_share:
+                    batch, scores = self._scores(batch)  # leaves out images whose scores are not finite
+                    blocks.append(scores)
+                for row, error in errors_by_row(batch).items():
+                    bad.append(BadImage(first_row + row, error.path, error.reason))
+                size = len(batch.paths)
+                first_row += size
+                bar.advance(size, steps=size)
+        readable = without_bad(records, bad, share=options.skip_bad)  # an error if too many are bad
+        return readable, np.concatenate(blocks), bad
 
     def _count_calibrated_on(self, paths: Sequence[Path], calibration: Calibration) -> int | None:
         """Return how many images the calibration was fitted to; None if its images are not stored with the run."""
@@ -327,38 +396,58 @@ class Model:
         return count_calibrated_on(paths, read_scores(file).paths)
 
     def _decision_rule(self, threshold: float | None, raw: bool, abstain: float | None) -> DecisionRule:
-        """Return the threshold of yes decisions and, if the model may abstain, that of no decisions."""
+        """Return the rule for decisions; options that are invalid or cannot be combined are errors.
+
+        Args:
+            threshold: the threshold of all classes; None for that of each class in the calibration.
+            raw: whether scores are decided as they are, without calibration.
+            abstain: the largest error rate if the model may abstain; None if it decides everything.
+        """
         if threshold is not None and (not isinstance(threshold, int | float) or not 0 <= threshold <= 1):
             raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
-        if abstain is None:
-            chosen = DEFAULT_THRESHOLD if self.calibration is None or raw else self.calibration.threshold
-            return chosen if threshold is None else threshold, None
-        if threshold is not None or raw:
-            other = "raw" if raw else "threshold"
-            raise OptionError("abstain", abstain, f"cannot be combined with `{other}`")
+        if abstain is not None:
+            if raw or threshold is not None:
+                other = "raw" if raw else "threshold"
+                raise OptionError("abstain", abstain, f"cannot be combined with `{other}`")
+            return self._abstention_rule(abstain)
+        if threshold is not None:
+            return DecisionRule(threshold)
+        if raw or self.calibration is None:
+            return DecisionRule(DEFAULT_THRESHOLD)
+        return DecisionRule(self.calibration.threshold)
+
+    def _abstention_rule(self, risk: float) -> DecisionRule:
+        """Return limits that keep the error rates below `risk` for the images that the calibration was fitted to."""
         if self.calibration is None:
-            raise OptionError("abstain", abstain, f"needs a calibration; first run {calibrate_call(self.folder)}")
+            raise OptionError("abstain", risk, f"needs a calibration; first run {calibrate_call(self.folder)}")
         file = scores_file(self.folder, self.calibration.predictions)
         if not file.is_file():
-            raise OptionError("abstain", abstain, f"needs the held-out scores of the run, but {file} does not exist")
-        rows = read_scores(file, classes=len(self.names)).rows
-        limits = abstention_limits(abstain, self._probabilities(rows.scores, raw), rows.labels, rows.known)
-        return limits.yes, limits.no
+            raise OptionError("abstain", risk, f"needs the held-out scores of the run, but {file} does not exist")
+        held_out = read_scores(file, classes=len(self.names)).rows
+        probabilities = self._probabilities(held_out.scores, raw=False)
+        limits = abstention_limits(risk, probabilities, held_out.labels, held_out.known)
+        return DecisionRule(limits.yes, limits.no)
 
-    def _batch_size(self, batch_size: int | None) -> int:
-        pixels = CPU_PIXELS if self.device.type == "cpu" else GPU_PIXELS
-        return max(1, pixels // self.preprocessing.size**2) if batch_size is None else batch_size
+    def _batch_size(self, requested: int | None) -> int:
+        """Return the number of images in a forward pass; by default, as many as the device processes fastest."""
+        if requested is not None:
+            return requested
+        pixels_at_once = CPU_PIXELS if self.device.type == "cpu" else GPU_PIXELS
+        return max(1, pixels_at_once // self.preprocessing.size**2)
 
     def _predict_batch(self, batch: Decoded, rule: DecisionRule, raw: bool) -> Predictions:
+        """Return the predictions of all images in a batch, with NaN and a reason for those that cannot be used."""
+        # A calibration computes in double precision; raw scores have the precision of the network.
         dtype = np.float32 if self.calibration is None or raw else np.float64
-        scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=dtype)
-        batch, readable = self._scores(batch)
-        if batch.rows:
-            scores[batch.rows] = self._probabilities(readable, raw)
-        errors = iter(batch.errors)
-        reasons = tuple(None if row in batch.rows else next(errors).reason for row in range(len(batch.paths)))
-        threshold, no_up_to = rule
-        return Predictions(self.names, tuple(batch.paths), scores, threshold, reasons, no_up_to)
+        probabilities = np.full((len(batch.paths), len(self.names)), np.nan, dtype=dtype)
+        scored, scores = self._scores(batch)
+        if scored.rows:
+            probabilities[scored.rows] = self._probabilities(scores, raw)
+        reasons: list[str | None] = [None] * len(batch.paths)
+        for row, error in errors_by_row(scored).items():
+            reasons[row] = error.reason
+        paths = tuple(batch.paths)
+        return Predictions(self.names, paths, probabilities, rule.yes_above, tuple(reasons), rule.no_up_to)
 
     def _probabilities(self, scores: Float[ndarray, "N C"], raw: bool) -> Float[ndarray, "N C"]:
         """Calibrate scores, unless raw scores are requested or the run has no calibration."""
@@ -371,22 +460,25 @@ class Model:
         """Return the scores of the readable images, and the batch without images whose scores are not finite."""
         if not batch.rows:
             return batch, np.empty((0, len(self.names)), dtype=np.float32)
-        logits = self.classifier.logits(batch.images.to(self.device, memory_format=torch.channels_last)).float()
+        images = batch.images.to(self.device, memory_format=torch.channels_last)
+        logits = self.classifier.logits(images).float()
+        scores = np.asarray(logits.sigmoid().cpu())
         failed = failed_rows(batch, logits)
-        finite = [row not in failed for row in batch.rows]
-        return batch.without(failed) if failed else batch, np.asarray(logits.sigmoid().cpu())[finite]
-
-
-Block = TypeVar("Block", Predictions, Decoded)
+        is_finite = [row not in failed for row in batch.rows]
+        if failed:
+            batch = batch.without(failed)
+        return batch, scores[is_finite]
 
 
 def _with_progress(
     blocks: Iterator[Block], name: str, images: Source | Sequence[Source], console: Console | None
 ) -> Iterator[Block]:
+    """Yield the blocks of `images`, and show on the console how many of the images they contain so far."""
     console = console or Console.delayed()
     with console.working("listing the images"):
         count = sum(1 for _ in find(images))
     with console.progress(name, count) as bar:
         for block in blocks:
             yield block
-            bar.advance(len(block.paths), steps=len(block.paths))
+            size = len(block.paths)
+            bar.advance(size, steps=size)

@@ -47,12 +47,16 @@ def line(image: Prediction, *, none: str = "no labels", most: int = LABELS) -> s
     """Return the path and the assigned labels by descending probability; if there are none, the most probable class."""
     if image.labels is None:
         return one_line(f"{image.path}: ERROR: {image.error}")
-    ranked = [f"{name} {score:.2f}" for name, score in image.top(len(image.probabilities)) if name in image.labels]
-    best, score = image.top(1)[0]
-    open_decisions = [f"{name} {p:.2f}" for name, p in image.top(len(image.probabilities)) if name in image.not_sure]
-    assigned = listing(ranked, most) or (none if open_decisions else f"{none}; most probable: {best} {score:.2f}")
-    rest = f"; not sure: {listing(open_decisions, most)}" if open_decisions else ""
-    return one_line(f"{image.path}: {assigned}{rest}")
+    ranked = image.top(len(image.probabilities))
+    assigned = [f"{name} {probability:.2f}" for name, probability in ranked if name in image.labels]
+    not_sure = [f"{name} {probability:.2f}" for name, probability in ranked if name in image.not_sure]
+    text = listing(assigned, most) or none
+    if not assigned and not not_sure:
+        best, probability = ranked[0]
+        text += f"; most probable: {best} {probability:.2f}"
+    if not_sure:
+        text += f"; not sure: {listing(not_sure, most)}"
+    return one_line(f"{image.path}: {text}")
 
 
 @runtime_checkable

@@ -28,6 +28,12 @@ DIGITS = 6
 Format = Literal["full", "short"]
 """`full` has the probability and decision of every class; `short` has the assigned labels of each readable image."""
 
+Row = tuple[Path, str | None, float, list[float], list[bool | None]]
+"""Path, error, uncertainty, probabilities and decisions of an image; an open decision is None."""
+
+_Writer = Callable[[TextIO, PredictionBlock, Iterator[PredictionBlock], bool], None]
+"""Writes blocks to a file; the arguments are the file, the first block, all blocks including it, and `raw_cells`."""
+
 
 def write_predictions(
     path: Path, blocks: Iterable[PredictionBlock], layout: Format = "full", *, raw_cells: bool = False
@@ -38,7 +44,8 @@ def write_predictions(
     With `raw_cells`, the cells of a CSV file may be formulas.
     """
     refuse_output(path, layout)
-    _write(path, WRITERS[path.suffix.lower()] if layout == "full" else _write_short, iter(blocks), raw_cells)
+    write = _write_short if layout == "short" else WRITERS[path.suffix.lower()]
+    _write(path, write, iter(blocks), raw_cells)
 
 
 def write_predictions_csv(
@@ -46,7 +53,8 @@ def write_predictions_csv(
 ) -> None:
     """Write a CSV file, whatever its suffix."""
     _refuse_unknown(layout)
-    _write(path, _write_csv if layout == "full" else _write_short, iter([predictions]), raw_cells)
+    write = _write_short if layout == "short" else _write_csv
+    _write(path, write, iter([predictions]), raw_cells)
 
 
 def write_predictions_json(path: Path, predictions: PredictionBlock) -> None:
@@ -98,13 +106,15 @@ def refuse_output(path: Path, layout: Format = "full") -> None:
 
 
 def _refuse_unknown(layout: str) -> None:
+    """Raise an error if a layout is not one of `Format`."""
     if layout not in get_args(Format):
         raise OptionError("format", layout, f"must be {' or '.join(get_args(Format))}")
 
 
 def refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
     """Raise an error if a class has the name of another column."""
-    columns = {PATH, ERROR, UNCERTAINTY, *(f"{name}{DECISION}" for name in names)}
+    decision_columns = [f"{name}{DECISION}" for name in names]
+    columns = {PATH, ERROR, UNCERTAINTY, *decision_columns}
     ambiguous = [name for name in names if name in columns]
     if ambiguous:
         raise ValueError(
@@ -113,6 +123,7 @@ def refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
 
 
 def _refuse_existing(path: Path) -> None:
+    """Raise an error if a file exists, or the partial file that is written first."""
     if path.is_dir():
         raise FileExistsError(f"{path} is a folder; choose the name of a new file")
     if path.exists():
@@ -124,10 +135,14 @@ def _refuse_existing(path: Path) -> None:
 
 def _write(
     path: Path,
-    write: Callable[[TextIO, PredictionBlock, Iterator[PredictionBlock], bool], None],
+    write: _Writer,
     blocks: Iterator[PredictionBlock],
     raw_cells: bool = False,
 ) -> None:
+    """Write blocks with a writer to the partial file, and rename it when it is complete.
+
+    The first block is needed before the file is opened: class names that do not fit the format leave no file.
+    """
     _refuse_existing(path)
     first = next(blocks)  # an error in the first block leaves no file
     if write is _write_csv:
@@ -148,28 +163,34 @@ def _write(
 
 
 def _write_csv(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], raw_cells: bool) -> None:
-    table, cell = csv.writer(file), str if raw_cells else plain_cell
-    names = [*first.names, *(f"{name}{DECISION}" for name in first.names)]
-    table.writerow([PATH, ERROR, UNCERTAINTY, *map(cell, names)])
-    for path, error, uncertain, scores, decisions in itertools.chain.from_iterable(map(_rows, blocks)):
-        if error is None:
-            texts = (NOT_SURE if decision is None else int(decision) for decision in decisions)
-            table.writerow([cell(str(path)), "", *(f"{x:.{DIGITS}g}" for x in (uncertain, *scores)), *texts])
-        else:
-            table.writerow([cell(str(path)), cell(error), *[""] * (1 + 2 * len(first.names))])
+    """Write one row per image; the row of an unreadable image has only its path and the error."""
+    table = csv.writer(file)
+    cell = str if raw_cells else plain_cell
+    decision_columns = [f"{name}{DECISION}" for name in first.names]
+    columns = [cell(column) for column in (*first.names, *decision_columns)]
+    table.writerow([PATH, ERROR, UNCERTAINTY, *columns])
+    empty = [""] * (1 + len(columns))  # for the uncertainty and each class
+    for path, error, uncertain, probabilities, decisions in _rows(blocks):
+        if error is not None:
+            table.writerow([cell(str(path)), cell(error), *empty])
+            continue
+        numbers = [f"{number:.{DIGITS}g}" for number in (uncertain, *probabilities)]
+        decided = [NOT_SURE if decision is None else int(decision) for decision in decisions]
+        table.writerow([cell(str(path)), "", *numbers, *decided])
 
 
 def _write_short(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], raw_cells: bool) -> None:
+    """Write the assigned labels of each readable image as CSV; `first` is not used."""
     csv.writer(file).writerows(short_rows(blocks, raw_cells=raw_cells))
 
 
 def _write_json(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], _: bool) -> None:
     """Write one line per image, so the predictions need not all be in memory at once."""
     head = json.dumps({"names": first.names, **_limits(first)}, allow_nan=False)
-    file.write(f'{head[:-1]}, "images": [')
+    open_head = head.removesuffix("}")  # closed after the images
+    file.write(f'{open_head}, "images": [')
     separator = "\n"
-    for path, error, uncertain, scores, decisions in itertools.chain.from_iterable(map(_rows, blocks)):
-        rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
+    for path, error, uncertain, probabilities, decisions in _rows(blocks):
         row: dict[str, object] = {
             "path": str(path),
             "error": error,
@@ -178,6 +199,7 @@ def _write_json(file: TextIO, first: PredictionBlock, blocks: Iterator[Predictio
             "decisions": None,
         }
         if error is None:
+            rounded = [float(f"{probability:.{DIGITS}g}") for probability in probabilities]
             row["uncertainty"] = float(f"{uncertain:.{DIGITS}g}")
             row["probabilities"] = dict(zip(first.names, rounded, strict=True))
             row["decisions"] = dict(zip(first.names, decisions, strict=True))
@@ -190,21 +212,23 @@ def _limits(predictions: PredictionBlock) -> dict[str, dict[str, float | None]]:
     """Return the threshold of each class; with abstention, the limits of its no and yes decisions (null: never)."""
 
     def by_name(limits: ndarray | float) -> dict[str, float | None]:
+        """Return one limit, or one per class, by the names of the classes; JSON has no infinity."""
         values = np.broadcast_to(limits, len(predictions.names)).tolist()
-        return {name: x if math.isfinite(x) else None for name, x in zip(predictions.names, values, strict=True)}
+        finite = [value if math.isfinite(value) else None for value in values]
+        return dict(zip(predictions.names, finite, strict=True))
 
     if predictions.no_up_to is None:
         return {"thresholds": by_name(predictions.threshold)}
     return {"no_up_to": by_name(predictions.no_up_to), "yes_above": by_name(predictions.threshold)}
 
 
-Row = tuple[Path, str | None, float, list[float], list[bool | None]]
-"""Path, error, uncertainty, probabilities and decisions of an image; an open decision is None."""
-
-
-def _rows(block: PredictionBlock) -> Iterator[Row]:
-    columns = (block.uncertainty.tolist(), block.scores.tolist(), block.labels.tolist())
-    yield from zip(block.paths, block.reasons, *columns, strict=True)
+def _rows(blocks: Iterable[PredictionBlock]) -> Iterator[Row]:
+    """Yield the row of each image in the blocks."""
+    for block in blocks:
+        uncertainty = block.uncertainty.tolist()
+        probabilities = block.scores.tolist()
+        decisions = block.labels.tolist()  # None where masked
+        yield from zip(block.paths, block.reasons, uncertainty, probabilities, decisions, strict=True)
 
 
 WRITERS = {".csv": _write_csv, ".json": _write_json}

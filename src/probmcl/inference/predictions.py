@@ -62,7 +62,9 @@ class Predictions:
             rows = list(rows)
         if isinstance(rows, np.ma.MaskedArray):
             rows = rows.filled(False)  # a mask made from `labels` does not select unreadable images
-        positions = np.arange(len(self))[rows if isinstance(rows, slice) or np.size(rows) else slice(0)]
+        if not isinstance(rows, slice) and np.size(rows) == 0:
+            rows = slice(0)  # NumPy takes an empty list for floats, which it refuses as positions
+        positions = np.arange(len(self))[rows]
         if positions.ndim == 0:
             return self._prediction(int(positions))
         paths = tuple(self.paths[row] for row in positions)
@@ -70,13 +72,20 @@ class Predictions:
         return replace(self, paths=paths, scores=self.scores[positions], reasons=reasons)
 
     def _prediction(self, row: int) -> Prediction:
-        path, error = self.paths[row], self.reasons[row]
+        """Return the prediction of the image at a position."""
+        path = self.paths[row]
+        error = self.reasons[row]
         if error is not None:
             return Prediction(path, {}, None, error)
-        yes, open_decisions = self.scores[row] > self.threshold, self._open(self.scores[row])
-        labels, not_sure = (tuple(self.names[k] for k in np.flatnonzero(mask)) for mask in (yes, open_decisions))
-        probabilities = dict(zip(self.names, self.scores[row].tolist(), strict=True))
+        scores = self.scores[row]
+        labels = self._selected_names(scores > self.threshold)
+        not_sure = self._selected_names(self._open(scores))
+        probabilities = dict(zip(self.names, scores.tolist(), strict=True))
         return Prediction(path, probabilities, labels, not_sure=not_sure)
+
+    def _selected_names(self, mask: Bool[ndarray, " C"]) -> tuple[str, ...]:
+        """Return the names of the classes for which a mask is true."""
+        return tuple(self.names[k] for k in np.flatnonzero(mask))
 
     def _open(self, scores: Float[ndarray, "*N C"]) -> Bool[ndarray, "*N C"]:
         """Return which decisions are neither yes nor no."""
@@ -95,10 +104,14 @@ class Predictions:
         cls, names: Sequence[str], threshold: float | Float64[ndarray, " C"], blocks: Iterable[Predictions]
     ) -> Predictions:
         """Concatenate blocks of predictions, possibly none."""
-        parts = list(blocks) or [cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, ())]
+        parts = list(blocks)
+        if not parts:
+            no_scores = np.empty((0, len(names)), dtype=np.float32)
+            return cls(tuple(names), (), no_scores, threshold, ())
         paths = tuple(path for part in parts for path in part.paths)
+        scores = np.concatenate([part.scores for part in parts])
         reasons = tuple(reason for part in parts for reason in part.reasons)
-        return replace(parts[0], paths=paths, scores=np.concatenate([part.scores for part in parts]), reasons=reasons)
+        return replace(parts[0], paths=paths, scores=scores, reasons=reasons)
 
     @property
     def errors(self) -> dict[Path, str]:
@@ -112,7 +125,8 @@ class Predictions:
         Rows of unreadable images are masked and, with abstention, the decisions that are neither yes nor no.
         """
         unreadable = np.array([reason is not None for reason in self.reasons], dtype=bool)
-        return np.ma.MaskedArray(self.scores > self.threshold, mask=unreadable[:, None] | self._open(self.scores))
+        mask = unreadable[:, None] | self._open(self.scores)
+        return np.ma.MaskedArray(self.scores > self.threshold, mask=mask)
 
     @property
     def uncertainty(self) -> Float64[ndarray, " N"]:
@@ -159,11 +173,14 @@ class Predictions:
         except ImportError as error:
             raise ProbmclError("to_pandas requires pandas; run pip install 'probmcl[pandas]'") from error
         prediction_files.refuse_ambiguous(self.names, "the table")
-        columns: dict[str, Any] = {prediction_files.PATH: list(map(str, self.paths))}
-        columns[prediction_files.ERROR] = list(self.reasons)
-        columns[prediction_files.UNCERTAINTY] = self.uncertainty
+        columns: dict[str, Any] = {
+            prediction_files.PATH: [str(path) for path in self.paths],
+            prediction_files.ERROR: list(self.reasons),
+            prediction_files.UNCERTAINTY: self.uncertainty,
+        }
         columns |= dict(zip(self.names, self.scores.T, strict=True))
         for name, decisions in zip(self.names, self.labels.T, strict=True):
             mask = np.ma.getmaskarray(decisions)
-            columns[f"{name}{prediction_files.DECISION}"] = pd.arrays.BooleanArray(decisions.data.copy(), mask.copy())
+            column = pd.arrays.BooleanArray(decisions.data.copy(), mask.copy())
+            columns[f"{name}{prediction_files.DECISION}"] = column
         return pd.DataFrame(columns)

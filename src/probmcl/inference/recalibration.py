@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -100,18 +100,23 @@ def calibrate_run(
             advance=bar.advance,
         )
     if model.calibration is not None:
-        before, fitted = model.calibration.classes, calibration.classes
-        kept = {name: before[name] for name, new in fitted.items() if new.positives + new.negatives == 0}
+        before = model.calibration.classes
+        fitted = calibration.classes
+        unlabeled = [name for name, new in fitted.items() if new.positives + new.negatives == 0]
+        kept = {name: before[name] for name in unlabeled}
         calibration = replace(calibration, classes={**fitted, **kept})
     _write(model, held_out, calibration, console)
     return calibration
 
 
 def _write(model: ScoringModel, held_out: HeldOut, calibration: Calibration, console: Console) -> None:
-    """Write a calibration, and the evaluation of the test split with it."""
+    """Write a calibration, and the evaluation of the test split with it.
+
+    The folder is updated in the order of `contents`, so a file is written before those that refer to it.
+    """
     folder = RunFolder(model.folder)
     contents: dict[File, bytes] = {}
-    if held_out.name == OTHER_IMAGES.key:  # written before the calibration that refers to it
+    if held_out.name == OTHER_IMAGES.key:
         contents[OTHER_IMAGES] = scores_content(*held_out.scores)
     contents[CALIBRATION_FILE] = encoded_struct(CALIBRATION_FILE, calibration)
     if scores_file(model.folder, "test").is_file():
@@ -153,14 +158,23 @@ def score_other_images(model: ScoringModel, source: DataSource, options: Calibra
     with console.working("reading the data"):
         records = read_source(source)
     renames = read_renames(options.rename, model=model.names, data=records.label_space.names)
-    mapping, run_splits = match_classes(model.names, records.label_space.names, renames), read_run_splits(model.folder)
-    for names, meaning in ((mapping.only_in_model, "not in the data, so unchanged"), (mapping.only_in_data, "ignored")):
-        if names:
-            console.print(f"note: {counted(len(names), 'class is', 'classes are')} {meaning}: {listing(names)}")
-    records = select_split(records, "val", run_splits, remedy="all images are in other splits of the run; use others")
-    count_trained_on(records.paths, run_splits, "val")  # warns about copies of training images
-    records, scores, _ = model.score(records, options, console)
-    labels, known = np.zeros(scores.shape, dtype=np.float32), np.zeros(scores.shape, dtype=bool)
-    labels[:, mapping.in_model], known[:, mapping.in_model] = mapping.labels(records.states)
-    rows = ScoredRows(scores, labels, known, records.group)
-    return HeldOut("calibration", StoredScores(tuple(str(path.resolve()) for path in records.paths), rows))
+    mapping = match_classes(model.names, records.label_space.names, renames)
+    run_splits = read_run_splits(model.folder)
+    _print_unmatched(mapping.only_in_model, "not in the data, so unchanged", console)
+    _print_unmatched(mapping.only_in_data, "ignored", console)
+    selected = select_split(records, "val", run_splits, remedy="all images are in other splits of the run; use others")
+    count_trained_on(selected.paths, run_splits, "val")  # warns about copies of training images
+
+    readable, scores, _ = model.score(selected, options, console)
+    labels = np.zeros(scores.shape, dtype=np.float32)
+    known = np.zeros(scores.shape, dtype=bool)
+    labels[:, mapping.in_model], known[:, mapping.in_model] = mapping.labels(readable.states)
+    rows = ScoredRows(scores, labels, known, readable.group)
+    paths = tuple(str(path.resolve()) for path in readable.paths)
+    return HeldOut("calibration", StoredScores(paths, rows))
+
+
+def _print_unmatched(names: Sequence[str], meaning: str, console: Console) -> None:
+    """Print a note about the classes that only the model or only the data have, and what this means for them."""
+    if names:
+        console.print(f"note: {counted(len(names), 'class is', 'classes are')} {meaning}: {listing(names)}")
