@@ -2,13 +2,25 @@
 
 import importlib.resources
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from probmcl import tables
 from probmcl.experiments.results import Comparison, Row
 from probmcl.store.evaluation import LEGEND
 from probmcl.tables import MISSING, Cell, Column, Table, bracketed, duration, figures, percent, points, probability
+
+CSV_ROW = """
+    name head method seeds best_head validation mAP interval macro_auroc over_seeds gain gain_interval gain_p behind
+    behind_interval behind_p CP CR CF1 OP OR OF1 macro_F1 jaccard_at_10 retrieval_mAP probability_jaccard_at_10
+    probability_mAP learning_rate weight_decay images_seen seconds parameters gmac training_speed prediction_speed
+    peak_memory fidelity reference fingerprint note emits_set
+""".split()  # noqa: SIM905  # a list would take forty lines
+CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data", "draws", "chance")
+"""Columns of the CSV file: `CSV_ROW` differs between rows, `CSV_CONDITIONS` is the same in every line."""
+
+BIBTEX_ENTRY = re.compile(r"^@\w+\{(?P<key>[^,\s]+),.*?^\}", re.MULTILINE | re.DOTALL)
+"""An entry of a BibTeX file, from its first line to the line with its closing brace."""
 
 
 def mean_and_interval(row: Row) -> str:
@@ -39,10 +51,17 @@ class Section(NamedTuple):
 
 
 def _score(header: str, field: str) -> Quantity:
-    return Quantity(header, lambda row: percent(getattr(row, field)), lambda row: getattr(row, field))
+    """Return a column of percentages, with the highest in bold; `field` is the field of the row that has the score."""
+    return Quantity(
+        header,
+        cell=lambda row: percent(getattr(row, field)),
+        score=lambda row: getattr(row, field),
+    )
 
 
 def _number(header: str, field: str, write: Callable[[float], str]) -> Quantity:
+    """Return a column of numbers that are not ranked; `write` formats a number, and a missing one is a dash."""
+
     def cell(row: Row) -> str:
         value = getattr(row, field)
         return MISSING if value is None else write(value)
@@ -112,49 +131,48 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def _table(section: Section, comparison: Comparison) -> Table:
+    """Return a table with a row for each classifier, and a column for each quantity of a section."""
     rows = comparison.ordered
-    columns = [Column.of_names("classifier")]
     known = references()
-    cells = []
-    for row in rows:
-        citation = row.reference if row.reference in known else ""
-        cells.append([Cell(row.title, citation=citation)])
+    columns = [Column.of_names("classifier")]
+    cells = [[_title_cell(row, known)] for row in rows]
     for quantity in section.quantities:
         columns.append(Column(quantity.header, words=quantity.words))
         best = _best_rows(quantity, rows)
         for number, row in enumerate(rows):
-            cells[number].append(Cell(quantity.cell(row), bold=number in best))
-    return Table(section.title, columns, cells, comparison.protocol, notes(section, comparison))
+            is_best = number in best
+            cells[number].append(Cell(quantity.cell(row), bold=is_best))
+    notes_below = notes(section, comparison)
+    return Table(section.title, columns, cells, comparison.protocol, notes_below)
+
+
+def _title_cell(row: Row, known: Collection[str]) -> Cell:
+    """Return a cell with the title of a row. It cites the reference of the row if that is one of the known keys."""
+    citation = row.reference if row.reference in known else ""
+    return Cell(row.title, citation=citation)
 
 
 def _best_rows(quantity: Quantity, rows: tuple[Row, ...]) -> set[int]:
     """Return the indices of the rows with the highest score after rounding, so that all ties are bold."""
     if quantity.score is None:
         return set()
-    scores = [quantity.score(row) for row in rows]
-    defined = [score for score in scores if score is not None]
-    highest = percent(max(defined, default=None))
-    return {number for number, score in enumerate(scores) if score is not None and percent(score) == highest}
+    scores = {}
+    for number, row in enumerate(rows):
+        score = quantity.score(row)
+        if score is not None:
+            scores[number] = score
+    highest = percent(max(scores.values(), default=None))
+    return {number for number, score in scores.items() if percent(score) == highest}
 
 
 def notes(section: Section, comparison: Comparison) -> list[str]:
     """Return the notes below a table, each with the titles of the rows that it applies to."""
-    titles: dict[str, list[str]] = {}
+    titles_by_note: dict[str, list[str]] = {}
     for row in comparison.ordered:
         note = section.note(row)
         if note:
-            titles.setdefault(note, []).append(row.title)
-    return [f"{'; '.join(rows)}: {note}" for note, rows in titles.items()]
-
-
-CSV_ROW = """
-    name head method seeds best_head validation mAP interval macro_auroc over_seeds gain gain_interval gain_p behind
-    behind_interval behind_p CP CR CF1 OP OR OF1 macro_F1 jaccard_at_10 retrieval_mAP probability_jaccard_at_10
-    probability_mAP learning_rate weight_decay images_seen seconds parameters gmac training_speed prediction_speed
-    peak_memory fidelity reference fingerprint note emits_set
-""".split()  # noqa: SIM905  # a list would take forty lines
-CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data", "draws", "chance")
-"""Columns of the CSV file: `CSV_ROW` differs between rows, `CSV_CONDITIONS` is the same in every line."""
+            titles_by_note.setdefault(note, []).append(row.title)
+    return [f"{'; '.join(titles)}: {note}" for note, titles in titles_by_note.items()]
 
 
 def comparison_csv(comparison: Comparison) -> str:
@@ -165,6 +183,7 @@ def comparison_csv(comparison: Comparison) -> str:
 
 
 def _fields(row: Row) -> Iterator[tuple[str, object]]:
+    """Yield the columns of a row in the CSV file and their values, in the order of `CSV_ROW`."""
     for name in CSV_ROW:
         value = getattr(row, name)
         if name.endswith("interval"):
@@ -182,7 +201,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     parts = [tables.to_markdown(table) for table in comparison_tables(comparison).values()]
     if comparison.left_out:
         items = [f"- {tables.markdown_text(sentence)}" for sentence in comparison.left_out]
-        parts += ["### Left out", "", *items, ""]
+        parts.extend(["### Left out", "", *items, ""])
     return "\n".join(parts)
 
 
@@ -192,26 +211,30 @@ def comparison_latex(comparison: Comparison) -> str:
     for sentence in comparison.left_out:
         one_line = " ".join(sentence.split())
         parts.append(f"% left out: {one_line}")
-    data = re.sub("[^a-z0-9]+", "-", comparison.data.lower()).strip("-")
+    dataset = re.sub("[^a-z0-9]+", "-", comparison.data.lower()).strip("-")  # special characters break a label
     for key, table in comparison_tables(comparison).items():
         caption = f"{table.title}. {table.caption}."
-        if any(quantity.score for quantity in SECTIONS[key].quantities):
+        has_scores = any(quantity.score for quantity in SECTIONS[key].quantities)
+        if has_scores:
             caption += " Scores are in percent; the highest are in bold."
-        parts.append(tables.to_latex(table, label=f"tab:{data}-{key}", caption=caption))
+        label = f"tab:{dataset}-{key}"
+        parts.append(tables.to_latex(table, label=label, caption=caption))
     return "\n".join(parts)
 
 
 def references() -> dict[str, str]:
     """Return the entries of references.bib by key."""
     file = importlib.resources.files("probmcl.methods").joinpath("references.bib")
-    entries = re.finditer(r"^@\w+\{([^,\s]+),.*?^\}", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return {entry[1]: entry[0] for entry in entries}
+    text = file.read_text(encoding="utf-8")
+    return {entry["key"]: entry[0] for entry in BIBTEX_ENTRY.finditer(text)}
 
 
 def comparison_bibtex(comparison: Comparison) -> str:
     """Return the BibTeX entries that the rows cite, without duplicates, in the order of the rows."""
     known = references()
-    cited = dict.fromkeys(row.reference for row in comparison.ordered if row.reference)
-    # BibTeX skips text between entries.
-    entries = [known.get(key, f"% no entry for {key} in references.bib") for key in cited]
+    cited = dict.fromkeys(row.reference for row in comparison.ordered if row.reference)  # distinct, in this order
+    entries = []
+    for key in cited:
+        missing = f"% no entry for {key} in references.bib"  # BibTeX skips text between entries
+        entries.append(known.get(key, missing))
     return "\n\n".join([*entries, ""])

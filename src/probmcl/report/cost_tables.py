@@ -11,6 +11,17 @@ from probmcl.cost.speed import Speed
 from probmcl.errors import counted
 from probmcl.tables import MISSING, Column, Table
 
+PARAMETERS = [Column("params M training"), Column("params M predicting")]
+GMAC = [Column("GMAC torch"), Column("GMAC ptflops")]
+NETWORK = [*PARAMETERS, *GMAC]
+"""Columns of the size of a network, and of the operations to predict one image."""
+
+COUNTED = [*PARAMETERS, Column.of_names("head"), *GMAC, Column("views"), Column("GMAC training")]
+"""Columns of the numbers that are counted from shapes."""
+
+MEASURED = [Column("training ms/image"), Column("training views/s"), Column("predicting ms/image"), Column("peak MB")]
+"""Columns of the measurements."""
+
 
 def millions(count: int | None) -> str:
     """Return a number of parameters in millions.
@@ -29,23 +40,19 @@ def giga(count: float | None) -> str:
     """
     if count is None:
         return MISSING
-    return f"{count:.2f}" if count >= 1 else f"{count:.3f}"
-
-
-NETWORK = [*map(Column, ("params M training", "params M predicting", "GMAC torch", "GMAC ptflops"))]
-COUNTED = [*NETWORK[:2], Column.of_names("head"), *NETWORK[2:], Column("views"), Column("GMAC training")]
-MEASURED = [*map(Column, ("training ms/image", "training views/s", "predicting ms/image", "peak MB"))]
+    decimals = 2 if count >= 1 else 3
+    return f"{count:.{decimals}f}"
 
 
 def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
     """Return one table per encoder, size and number of classes, each followed by a table of measurements, if any."""
     tables = []
     for _, group in itertools.groupby(rows, lambda row: (row.encoder, row.image_size, row.classes)):
-        together = list(group)
-        tables.append(_counted_table(together))
-        measured = [(row.method, row.speed) for row in together if row.speed]
-        if measured:
-            tables.append(_measured_table(measured))
+        alike = list(group)
+        tables.append(_counted_table(alike))
+        speeds = [(row.method, row.speed) for row in alike if row.speed]
+        if speeds:
+            tables.append(_measured_table(speeds))
     return tables
 
 
@@ -53,76 +60,88 @@ def _counted_table(rows: Sequence[CostRow]) -> Table:
     """Return the parameters and operations of rows with the same encoder, size and number of classes."""
     first = rows[0]
     size = f", {first.image_size} px" if first.image_size else ""
-    title = f"{first.encoder}{size}, {counted(first.classes, 'class', 'classes')}"
-    cells = [[row.method, *_counted(row)] for row in rows]
-    return Table(title, [Column.of_names("method"), *COUNTED], cells, notes=_problems(rows))
+    classes = counted(first.classes, "class", "classes")
+    title = f"{first.encoder}{size}, {classes}"
+    columns = [Column.of_names("method"), *COUNTED]
+    cells = [[row.method, *_counted_cells(row)] for row in rows]
+    return Table(title, columns, cells, notes=_problems(rows))
 
 
 def _measured_table(speeds: Sequence[tuple[str, Speed]]) -> Table:
-    """Return the measurements of some methods."""
-    _, first = speeds[0]
-    title = f"measured on {first.device}, batch size {first.batch_size}"
-    cells = [[method, *_measured(speed)] for method, speed in speeds]
-    return Table(title, [Column.of_names("method"), *MEASURED], cells)
+    """Return the measurements of some methods, which are all from the same device and batch size."""
+    _, first_speed = speeds[0]
+    title = f"measured on {first_speed.device}, batch size {first_speed.batch_size}"
+    columns = [Column.of_names("method"), *MEASURED]
+    cells = [[method, *_measured_cells(speed)] for method, speed in speeds]
+    return Table(title, columns, cells)
 
 
-def _network(row: CostRow) -> list[str]:
-    return [
-        millions(row.training_parameters),
-        millions(row.prediction_parameters),
-        giga(row.gmac),
-        giga(row.gmac_ptflops),
-    ]
+def _parameter_cells(row: CostRow) -> list[str]:
+    return [millions(row.training_parameters), millions(row.prediction_parameters)]
 
 
-def _counted(row: CostRow) -> list[str]:
+def _gmac_cells(row: CostRow) -> list[str]:
+    return [giga(row.gmac), giga(row.gmac_ptflops)]
+
+
+def _counted_cells(row: CostRow) -> list[str]:
+    """Return the cells of the columns `COUNTED`; all are missing if the cost cannot be counted."""
     if row.problem:
         return [MISSING] * len(COUNTED)
-    training, prediction, *gmac = _network(row)
     head = "own" if row.own_head else "probe"
-    return [training, prediction, head, *gmac, f"{row.views}", giga(row.training_gmac)]
+    views = str(row.views)
+    return [*_parameter_cells(row), head, *_gmac_cells(row), views, giga(row.training_gmac)]
 
 
-def _measured(speed: Speed) -> list[str]:
+def _measured_cells(speed: Speed) -> list[str]:
+    """Return the cells of the columns `MEASURED`."""
+    training_milliseconds = 1000 * speed.step_seconds
+    prediction_milliseconds = 1000 * speed.prediction_seconds
+    megabytes = speed.peak_memory / 1e6
     return [
-        f"{1000 * speed.step_seconds:,.1f}",
+        f"{training_milliseconds:,.1f}",
         f"{speed.views_per_second:,.1f}",
-        f"{1000 * speed.prediction_seconds:,.1f}",
-        f"{speed.peak_memory / 1e6:,.0f}",
+        f"{prediction_milliseconds:,.1f}",
+        f"{megabytes:,.0f}",
     ]
 
 
 def _problems(rows: Sequence[CostRow]) -> list[str]:
-    methods: dict[str, list[str]] = {}
+    """Return a line for each distinct reason why numbers are missing, with the methods that it applies to."""
+    methods_by_problem: dict[str, list[str]] = {}
     for row in rows:
         problem = row.problem or row.unmeasured
         if problem:
-            text = problem.removeprefix(f"{row.method} ")
-            methods.setdefault(text, []).append(row.method)
-    return [f"{', '.join(names)}: {problem}" for problem, names in methods.items()]
+            without_name = problem.removeprefix(f"{row.method} ")  # it may begin with the method
+            methods_by_problem.setdefault(without_name, []).append(row.method)
+    return [f"{', '.join(methods)}: {problem}" for problem, methods in methods_by_problem.items()]
 
 
 def paper_table(networks: Sequence[PaperNetwork]) -> Table:
     """Return a table in which each row from Table 3 of the paper is followed by rows for our networks."""
-    columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *NETWORK]
+    title = "Table 3 of the paper and our networks at 448 px"
+    columns = [Column.of_names("method"), Column.of_names("encoder"), Column("classes"), *NETWORK]
     cells: list[list[str]] = []
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
-        cells.append([f"{printed.name} (paper)", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"])
+        parameters = f"{printed.parameters:.2f}"
+        gmac = f"{printed.gmac:.2f}"
+        # The printed numbers are in the columns that they are compared with.
+        cells.append([f"{printed.name} (paper)", "", "", parameters, "", "", gmac])
         for network in group:
             row = network.row
-            cells.append([row.method, row.encoder, f"{row.classes}", *_network(row)])
+            cells.append([row.method, row.encoder, str(row.classes), *_parameter_cells(row), *_gmac_cells(row)])
     notes = [f"{network.printed.name}: {network.printed.note}" for network in networks]
-    unique_notes = list(dict.fromkeys(notes))
+    distinct_notes = list(dict.fromkeys(notes))
     problems = _problems([network.row for network in networks])
-    return Table("Table 3 of the paper and our networks at 448 px", columns, cells, notes=unique_notes + problems)
+    return Table(title, columns, cells, notes=distinct_notes + problems)
 
 
 def record(row: CostRow) -> dict[str, Any]:
     """Return a row as a flat dictionary; measured values are None if nothing was measured."""
-    numbers = dataclasses.asdict(row)
+    values = dataclasses.asdict(row)
     nothing_measured = dict.fromkeys(field.name for field in dataclasses.fields(Speed))
-    speed = numbers.pop("speed") or nothing_measured
-    return numbers | speed
+    measured = values.pop("speed") or nothing_measured
+    return values | measured
 
 
 def paper_record(network: PaperNetwork) -> dict[str, Any]:

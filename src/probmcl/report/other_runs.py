@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxtyping import Float64, Int32
+from numpy import ndarray
+
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, reliable_interval, resamples
 from probmcl.report.run_data import RunData
 from probmcl.report.scores import ScoredRun
@@ -17,15 +20,19 @@ def run_summaries(first: RunData, others: Sequence[RunData]) -> list[RunSummary]
     """Return the scores of all runs, each with its difference from the first one."""
     summaries = [_summary(first, difference=None)]
     for other in others:
-        difference = _difference(other, first) if _has_same_test(other, first) else None
+        difference = None
+        if _has_same_test(other, first):
+            difference = _difference(other, first)
         summaries.append(_summary(other, difference))
     return summaries
 
 
 def _summary(run: RunData, difference: RunDifference | None) -> RunSummary:
+    """Return the scores of a run, its verdict, and its difference from the first run."""
     scored = ScoredRun(run)
     headline = scored.headline()
-    verdict = judge(measurements(run, headline, scored.classes()))
+    measured = measurements(run, headline, scored.classes())
+    verdict = judge(measured)
     return RunSummary(
         name=run.name,
         kept=run.kept,
@@ -53,11 +60,21 @@ def _file_names(run: RunData) -> list[str]:
 
 def _difference(run: RunData, first: RunData) -> RunDifference | None:
     """Return the difference in mAP from the first run, paired over the same resamples; None if one has no mAP."""
-    if run.evaluation["mAP"] is None or first.evaluation["mAP"] is None:
+    run_map = run.evaluation.mAP
+    first_map = first.evaluation.mAP
+    if run_map is None or first_map is None:
         return None
+    difference = run_map - first_map
+
     weights = resamples(len(run.test.paths), run.test.group, draws=DRAWS)
-    ours = bootstrapped_map(*run.test.entries, weights)
-    theirs = bootstrapped_map(*first.test.entries, weights)
-    difference = run.evaluation["mAP"] - first.evaluation["mAP"]
-    interval = reliable_interval(centered(ours - theirs, difference))
+    resampled_run_map = _resampled_map(run, weights)
+    resampled_first_map = _resampled_map(first, weights)
+    resampled_difference = resampled_run_map - resampled_first_map
+    interval = reliable_interval(centered(resampled_difference, difference))
     return RunDifference(mAP=difference, interval=None if interval is None else list(interval))
+
+
+def _resampled_map(run: RunData, weights: Int32[ndarray, "B N"]) -> Float64[ndarray, " B"]:
+    """Return the test mAP in each of B resamples; `weights` is how often each image is drawn in each of them."""
+    probabilities, labels, known = run.test.entries
+    return bootstrapped_map(probabilities, labels, known, weights)

@@ -115,32 +115,42 @@ def read_run_data(model: Model) -> RunData:
     metadata = folder.read(METADATA_FILE)
     if metadata.status != "finished":
         raise RunError(f"{folder.path} is not finished, so it has no test scores to report; resume it first")
-    splits = folder.read_split()
+    split_of_path = folder.read_split()
+    settings = folder.read(CONFIG_FILE)
+    labels = folder.read(files.LABELS)
+    evaluation = _read_evaluation(folder, model)
+    root = common_image_folder(list(split_of_path))
+    val = _read_scores(model, folder.path, "val", model.calibration)
+    test = _read_scores(model, folder.path, "test", model.calibration)
+    frozen = _read_frozen_scores(model, folder, metadata)
+    training = _read_training_images(model, folder)
     return RunData(
         folder=folder,
         metadata=metadata,
-        settings=folder.read(CONFIG_FILE),
-        labels=folder.read(files.LABELS),
+        settings=settings,
+        labels=labels,
         names=model.names,
         thresholds=_thresholds(model),
         calibration=model.calibration,
-        evaluation=_read_evaluation(folder, model),
-        root=common_image_folder(list(splits)),
-        images=Counter(splits.values()),
-        val=_read_scores(model, folder.path, "val", model.calibration),
-        test=_read_scores(model, folder.path, "test", model.calibration),
-        frozen=_read_frozen_scores(model, folder, metadata),
-        training=_read_training_images(model, folder),
+        evaluation=evaluation,
+        root=root,
+        images=Counter(split_of_path.values()),
+        val=val,
+        test=test,
+        frozen=frozen,
+        training=training,
         source=metadata.data,
     )
 
 
 def _read_scores(model: Model, folder: Path, split: str, calibration: Calibration | None) -> SplitScores:
-    """Read the scores of a split and calibrate them."""
+    """Read the scores of a split from a folder of results, and calibrate them if there is a calibration."""
     paths, rows = read_scores(scores_file(folder, split), classes=len(model.names))
-    probabilities = rows.scores.astype(np.float64)
-    if calibration is not None:
-        probabilities = calibration.probabilities(rows.scores, parents_of(model.names, model.hierarchy))
+    if calibration is None:
+        probabilities = rows.scores.astype(np.float64)
+    else:
+        parents = parents_of(model.names, model.hierarchy)
+        probabilities = calibration.probabilities(rows.scores, parents)
     positive = (rows.labels == 1) & rows.known
     return SplitScores(paths, probabilities, positive, rows.known, rows.group)
 
@@ -148,17 +158,22 @@ def _read_scores(model: Model, folder: Path, split: str, calibration: Calibratio
 def _read_frozen_scores(model: Model, folder: RunFolder, metadata: RunMetadata[DataSource]) -> SplitScores | None:
     """Read the test scores of the frozen probe, which are not calibrated; None if it was kept or not tested."""
     results = folder.results(files.FROZEN.name)
-    if metadata.kept == FROZEN_PROBE.name or not scores_file(results, "test").is_file():
+    is_kept = metadata.kept == FROZEN_PROBE.name
+    if is_kept or not scores_file(results, "test").is_file():
         return None
     return _read_scores(model, results, "test", calibration=None)
 
 
 def _read_training_images(model: Model, folder: RunFolder) -> TrainingImages | None:
+    """Read the features and labels of the training images; None if the run does not keep them."""
     path = folder.path / files.NEIGHBORS
-    return TrainingImages.load(path, classes=len(model.names)) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return TrainingImages.load(path, classes=len(model.names))
 
 
 def _thresholds(model: Model) -> Float64[ndarray, " C"]:
+    """Return the threshold of each class."""
     if model.calibration is None:
         return np.full(len(model.names), DEFAULT_THRESHOLD)
     return model.calibration.threshold
@@ -173,7 +188,8 @@ def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
     notes.print(f"images of the run: reading only files in {folders}")
     paths = [Path(path) for path in run.test.paths]
     if run.training is not None:
-        paths += [run.root / path for path in run.training.paths]
+        training_paths = [run.root / path for path in run.training.paths]
+        paths.extend(training_paths)
     try:
         run.source.refuse_outside(paths, "the report has no photographs and no embedding map")
     except DataError as error:
@@ -185,8 +201,9 @@ def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
 def _read_evaluation(folder: RunFolder, model: Model) -> Evaluation:
     """Read the evaluation of the test split; it must have the classes of the model."""
     evaluation = folder.read(files.EVALUATION)
-    for part in evaluation.calibration.parts:
-        if part.per_class.keys() != set(model.names):
+    classes = set(model.names)
+    for reliability in evaluation.calibration.parts:
+        if reliability.per_class.keys() != classes:
             path = folder.path / files.EVALUATION
             raise RunError(f"{path} does not match the classes in {files.LABELS}; calibrate the run again")
     return evaluation

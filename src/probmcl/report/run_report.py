@@ -74,8 +74,8 @@ class ReportInput:
     @cached_property
     def features(self) -> ImageFeatures | None:
         """Features of the images of the gallery and of a sample of the test images."""
-        rows = {image.row for group in self._chosen for image in group.images}
-        return embed_test_images(self.run, self.model, sorted(rows), Console.quiet())
+        shown = {image.row for group in self._chosen for image in group.images}
+        return embed_test_images(self.run, self.model, sorted(shown), Console.quiet())
 
     @cached_property
     def groups(self) -> list[ImageGroup]:
@@ -114,17 +114,28 @@ def section(anchor: str, title: str, build: Callable[[ReportInput], T], *, optio
 
     The declared type lets a type checker compare the result with the field.
     """
-    declared = field(metadata={"section": PageSection(anchor, title, build, optional)})
+    page_section = PageSection(anchor, title, build, optional)
+    declared = field(metadata={"section": page_section})
     return cast(T, declared)
 
 
+def _verdict(given: ReportInput) -> Verdict:
+    """Return whether to use the model, according to the rules of the verdict."""
+    measured = measurements(given.run, given.headline, given.classes)
+    return judge(measured)
+
+
 def _gallery(given: ReportInput) -> Gallery:
+    """Return the test images on the page, and why they have no heat maps or nearest training images."""
     has_neighbors = given.run.training is not None
     return Gallery(groups=given.groups, has_neighbors=has_neighbors, heat_maps=given.pictures.problem)
 
 
 def _runs(given: ReportInput) -> list[RunSummary] | None:
-    return run_summaries(given.run, given.others) if given.others else None
+    """Return the scores of all runs; None if the report has only one."""
+    if not given.others:
+        return None
+    return run_summaries(given.run, given.others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,9 +161,7 @@ class ReportContent:
     kept: str
     frozen_kept: bool
     calibrated: bool
-    verdict: Verdict = section(
-        "verdict", "Verdict", lambda given: judge(measurements(given.run, given.headline, given.classes))
-    )
+    verdict: Verdict = section("verdict", "Verdict", _verdict)
     headline: Headline = section("scores", "Scores", lambda given: given.headline)
     classes: list[ClassScores] = section("classes", "Classes", lambda given: given.classes)
     gallery: Gallery = section("gallery", "Gallery", _gallery)
@@ -204,29 +213,39 @@ def run_report(
         notes: prints the folders that images are read from, before they are read (default: not printed).
     """
     console = console or Console.delayed()
-    with console.progress("writing the report", len(folders) + len(SECTIONS)) as bar:
+    notes = notes or Console.quiet()
+    steps = len(folders) + len(SECTIONS)
+    with console.progress("writing the report", steps) as bar:
         model = load(folders[0], device=device)
-        run = read_run_data(model)
-        run = replace(run, reads_images=may_read_images(run, console, notes or Console.quiet()))
+        stored = read_run_data(model)
+        reads_images = may_read_images(stored, console, notes)
+        run = replace(stored, reads_images=reads_images)
         bar.advance()
+
         others = []
         for folder in folders[1:]:
-            others.append(read_run_data(load(folder, device=device)))
+            other_model = load(folder, device=device)
+            others.append(read_run_data(other_model))
             bar.advance()
-        given = ReportInput(run, model, others, images)
-        content: dict[str, Any] = {}
-        for name, declared in SECTIONS.items():
-            content[name] = declared.build(given)
+
+        given = ReportInput(run, model, others, shows_images=images)
+        sections: dict[str, Any] = {}
+        for name, page_section in SECTIONS.items():
+            sections[name] = page_section.build(given)
             bar.advance()
-    return RunReport(_complete(given, content), given.pictures)
+    content = _report_content(given, sections)
+    return RunReport(content, given.pictures)
 
 
-def _complete(given: ReportInput, sections: dict[str, Any]) -> ReportContent:
+def _report_content(given: ReportInput, sections: dict[str, Any]) -> ReportContent:
+    """Return the content of a report from that of its sections, which are named as the fields of `ReportContent`."""
+    run = given.run
+    is_calibrated = run.calibration is not None
     return ReportContent(
-        name=given.run.name,
-        kept=given.run.kept,
-        frozen_kept=given.run.frozen_kept,
-        calibrated=given.run.calibration is not None,
+        name=run.name,
+        kept=run.kept,
+        frozen_kept=run.frozen_kept,
+        calibrated=is_calibrated,
         photographs=given.pictures.count,
         **sections,
     )

@@ -1,5 +1,6 @@
 """The training of a run in a report: learning curves, candidates, cost, data and how to repeat it."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,20 +46,27 @@ def learning_curves(run: RunData) -> list[LearningCurve]:
     """Return the loss and the collapse statistics of every stage, thinned out to a few points."""
     stages: dict[str, list[dict[str, Any]]] = {}
     for row in run.log():
-        stages.setdefault(str(row["stage"]), []).append(row)
+        stage = str(row["stage"])
+        stages.setdefault(stage, []).append(row)
     return [_learning_curve(stage, rows) for stage, rows in stages.items()]
 
 
 def _learning_curve(stage: str, rows: Sequence[Mapping[str, Any]]) -> LearningCurve:
-    every = -(-len(rows) // MAX_STEPS)  # rounded up
+    """Return the learning curve of a stage from its rows of the log.
+
+    Of many rows, only every n-th is kept, and always the last one.
+    """
+    every = math.ceil(len(rows) / MAX_STEPS)
     kept = [*rows[:-1:every], rows[-1]]
-    columns: dict[str, list[float | None]] = {}
+    statistics: dict[str, list[float | None]] = {}
     for key in STATISTICS:
-        if any(isinstance(row.get(key), float) for row in kept):
-            columns[key] = _column(kept, key)
+        is_logged = any(isinstance(row.get(key), float) for row in kept)
+        if is_logged:
+            statistics[key] = _column(kept, key)
     steps = [row["step"] for row in kept]
-    curve = LearningCurve(stage=stage, step=steps, statistics=list(columns), loss=_column(kept, "loss"))
-    return msgspec.structs.replace(curve, **columns)
+    loss = _column(kept, "loss")
+    curve = LearningCurve(stage=stage, step=steps, statistics=list(statistics), loss=loss)
+    return msgspec.structs.replace(curve, **statistics)  # each statistic is a field; the others stay unset
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
@@ -67,8 +75,9 @@ def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
 
 def _rounded(value: Any) -> float | None:
     """Return a number with four significant digits; None for anything else, and for NaN."""
-    is_number = isinstance(value, int | float) and value == value
-    return float(f"{value:.4g}") if is_number else None
+    if not isinstance(value, int | float) or math.isnan(value):
+        return None
+    return float(f"{value:.4g}")
 
 
 def candidates(run: RunData) -> list[CandidateScores]:
@@ -78,16 +87,20 @@ def candidates(run: RunData) -> list[CandidateScores]:
 
 
 def _candidate(run: RunData, entry: CandidateEntry) -> CandidateScores:
-    tested = run.metadata.test_mAP or {}
+    """Return the scores and the training time of a candidate of the run."""
+    is_kept = entry.name == run.kept
+    gain_interval = None if entry.gain_interval is None else list(entry.gain_interval)
+    test_map_by_name = run.metadata.test_mAP or {}
     identity = CandidateId(entry.method, entry.head, entry.trial)
+    seconds = _training_seconds(run, identity)
     return CandidateScores(
         name=entry.name,
-        kept=entry.name == run.kept,
+        kept=is_kept,
         validation_mAP=entry.validation_mAP,
         gain=entry.gain,
-        gain_interval=None if entry.gain_interval is None else list(entry.gain_interval),
-        test_mAP=tested.get(entry.name),
-        seconds=_training_seconds(run, identity),
+        gain_interval=gain_interval,
+        test_mAP=test_map_by_name.get(entry.name),
+        seconds=seconds,
         note=entry.note,
     )
 
@@ -103,37 +116,46 @@ def _training_seconds(run: RunData, candidate: CandidateId) -> float | None:
 
 def cost(run: RunData, model: Model) -> ModelCost:
     """Return the size of the model and the duration of the run."""
+    parameters = sum(parameter.numel() for parameter in model.classifier.parameters())
     model_file = run.folder.path / files.MODEL
+    model_bytes = model_file.stat().st_size
     return ModelCost(
         encoder=run.settings.encoder.name,
         image_size=model.preprocessing.size,
-        parameters=sum(parameter.numel() for parameter in model.classifier.parameters()),
-        model_bytes=model_file.stat().st_size,
+        parameters=parameters,
+        model_bytes=model_bytes,
         seconds=run.metadata.seconds,
     )
 
 
 def data_summary(run: RunData) -> DataSummary:
     """Return counts of images and labels, duplicates, leaks, skipped images, and classes without positives."""
+    images = ImagesBySplit(train=run.images["train"], val=run.images["val"], test=run.images["test"])
+    positive = run.test.positive
+    test_images = len(positive)
+    labels_per_image = float(positive.sum() / max(test_images, 1))
+    positives_in_test = positive.sum(axis=0).tolist()
+    groups_in_test = None if run.test.group is None else len(set(run.test.group))
     source = run.metadata.data
-    positives = run.test.positive
-    warnings = [warning for warning in run.metadata.warnings if warning.kind in LEAK_WARNINGS]
+    skipped = 0 if source is None else len(source.skipped)
+    leaks = [warning.message for warning in run.metadata.warnings if warning.kind in LEAK_WARNINGS]
     return DataSummary(
-        images=ImagesBySplit(train=run.images["train"], val=run.images["val"], test=run.images["test"]),
+        images=images,
         classes=len(run.names),
-        labels_per_image=float(positives.sum() / max(len(positives), 1)),
+        labels_per_image=labels_per_image,
         labels=run.labels.policy.labels,
         unknown=_unknown_labels(run),
-        groups_in_test=None if run.test.group is None else len(set(run.test.group)),
+        groups_in_test=groups_in_test,
         duplicates=_duplicates(run),
-        skipped=0 if source is None else len(source.skipped),
-        warnings=[warning.message for warning in warnings],
-        without_train_positives=_without(run, run.labels.counts),
-        without_test_positives=_without(run, positives.sum(axis=0).tolist()),
+        skipped=skipped,
+        warnings=leaks,
+        without_train_positives=_classes_without_positives(run, run.labels.counts),
+        without_test_positives=_classes_without_positives(run, positives_in_test),
     )
 
 
 def _unknown_labels(run: RunData) -> UnknownLabels:
+    """Return the number of unknown labels in each split; None for train if the run does not keep its labels."""
     in_train = None if run.training is None else int((~run.training.known).sum())
     in_val = int((~run.val.known).sum())
     in_test = int((~run.test.known).sum())
@@ -141,21 +163,26 @@ def _unknown_labels(run: RunData) -> UnknownLabels:
 
 
 def _duplicates(run: RunData) -> DuplicateCounts | None:
+    """Return the numbers of duplicate images; None if they were not counted."""
     counts = run.metadata.duplicates
     if counts is None:
         return None
     return DuplicateCounts(exact=counts["exact"], near=counts["near"])
 
 
-def _without(run: RunData, positives: Sequence[int]) -> list[str]:
-    """Return the classes without positives."""
+def _classes_without_positives(run: RunData, positives: Sequence[int]) -> list[str]:
+    """Return the names of the classes without positives, given the number of positives of each class."""
     return [name for name, count in zip(run.names, positives, strict=True) if count == 0]
 
 
 def reproduction(run: RunData) -> Reproduction:
     """Return the command, seed, versions, hash of the data, and settings."""
     metadata = run.metadata
+    data_name = None if metadata.data is None else metadata.data.data.name
+    thresholds = None if run.calibration is None else run.calibration.thresholds
     settings: dict[str, Any] = plain_values(run.settings)
+    shown_settings = {key: value for key, value in settings.items() if key not in NOT_SHOWN}
+    warnings = [warning.message for warning in metadata.warnings]
     return Reproduction(
         command=shlex.join(metadata.command),
         seed=metadata.seed,
@@ -163,8 +190,8 @@ def reproduction(run: RunData) -> Reproduction:
         commit=metadata.commit,
         started=metadata.started,
         data_hash=metadata.records,
-        data=None if metadata.data is None else metadata.data.data.name,
-        thresholds=None if run.calibration is None else run.calibration.thresholds,
-        settings={key: value for key, value in settings.items() if key not in NOT_SHOWN},
-        warnings=[warning.message for warning in metadata.warnings],
+        data=data_name,
+        thresholds=thresholds,
+        settings=shown_settings,
+        warnings=warnings,
     )
