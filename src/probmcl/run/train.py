@@ -159,7 +159,7 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
 
     compared = _compared(state, control)
     _test_candidates(state, workspace, compared)
-    best = state.candidates.best()
+    best = state.candidates.best()  # with its test scores, if it has been tested
     calibration = state.once(
         "calibration", lambda: calibrate_candidate(workspace, best, folder.path), json_format(Calibration)
     )
