@@ -193,8 +193,8 @@ def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 
     cell_width = (1 + n_views) * (tile + GAP) + 2 * GAP  # a cell has an image, its views and its labels
     cell_height = LINE + tile + 2 * GAP
     columns = min(2, len(rows))
-    lines = (len(rows) + 1) // 2
-    page = _Page(max(1, columns) * cell_width, LINE + lines * cell_height)
+    cell_rows = (len(rows) + 1) // 2
+    page = _Page(max(1, columns) * cell_width, LINE + cell_rows * cell_height)
 
     for column in range(columns):
         left = column * cell_width + GAP
@@ -203,9 +203,9 @@ def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 
     order = [[(0, row)] for row in rows]  # batches of one image, in epoch 0
     batches = ImageBatches(source.records, order, source.preprocessing, n_augmented=n_views, make_view=source.view)
     for number, (row, batch) in enumerate(zip(rows, batches, strict=True)):
-        line, column = divmod(number, 2)
+        cell_row, column = divmod(number, 2)
         left = column * cell_width + GAP
-        top = LINE + line * cell_height
+        top = LINE + cell_row * cell_height
         for part in _caption(source.records, row, names, room=int((cell_width - 3 * GAP) / CHARACTER)):
             page.write(left + part.start * CHARACTER, top, part.text, part.color)
         views = batch.views[:, 0]  # (1 + n_views, 3, S, S)
@@ -258,7 +258,7 @@ def choose(records: Records, n_images: int, seed: int) -> list[int]:
     rows = rng.permutation(records.rows("train"))[:SAMPLE]
     labels, known = records.states.labels_and_known(rows)
     present = (labels > 0) & known
-    times_shown: Float64[ndarray, "C"] = rng.random(present.shape[1])  # of each class; the random fractions break ties
+    times_shown = rng.random(len(records.label_space))  # of each class; the random fractions break ties
     free = np.ones(len(rows), dtype=bool)
     chosen: list[int] = []
     while len(chosen) < n_images and free.any():
