@@ -20,7 +20,7 @@ def labeled(images: int, *, seed: int, views: int = 1) -> LabeledFeatures:
     generator = torch.Generator().manual_seed(seed)
     features = 5 + 3 * torch.randn(views, images, 10, generator=generator)
     labels = (features[0, :, :3] > 5).float()
-    return LabeledFeatures(features, labels, torch.ones(images, 3, dtype=torch.bool))
+    return LabeledFeatures(features, labels, torch.ones(images, 3, dtype=torch.bool), label_space())
 
 
 def test_standardized_features_have_mean_0_and_deviation_1() -> None:
@@ -56,7 +56,7 @@ def test_encoder_is_frozen_and_stays_in_eval_mode() -> None:
 
 @pytest.mark.parametrize(("name", "loss"), [("asl", asymmetric), ("bce", binary_cross_entropy)])
 def test_loss_setting(name: str, loss: object) -> None:
-    features, labels, known, _ = labeled(6, seed=0)
+    features, labels, known, *_ = labeled(6, seed=0)
     probe = Probe(PrecomputedFeatures(10), label_space(), Config(loss=name))  # type: ignore[arg-type]
     torch.nn.init.normal_(probe.linear.weight)
     expected = loss(probe.logits(features[0]), labels, known, reduction="mean")  # type: ignore[operator]
@@ -67,9 +67,9 @@ def test_chooses_the_weight_decay_with_the_best_validation_map() -> None:
     train, validation = labeled(200, seed=0, views=2), labeled(100, seed=1)
     settings = ProbeSettings(weight_decays=(0.1, 10.0, 1e5), epochs=20)
     events: list[StepEvent] = []
-    fitted = fit_probe(train, validation, label_space(), settings, callbacks=[events.append])
+    fitted = fit_probe(train, validation, settings, callbacks=[events.append])
     map_by_decay = {
-        d: fit_probe(train, validation, label_space(), ProbeSettings(weight_decays=(d,), epochs=20)).validation
+        d: fit_probe(train, validation, ProbeSettings(weight_decays=(d,), epochs=20)).validation
         for d in settings.weight_decays
     }
     assert len(events) == settings.steps(200)
@@ -83,7 +83,7 @@ def test_probes_fitted_together_equal_probes_fitted_alone(loss: Literal["asl", "
     train = labeled(120, seed=0, views=2)
     train.known[torch.rand(120, 3, generator=torch.Generator().manual_seed(1)) < 0.2] = False
     settings = ProbeSettings(weight_decays=(0.1, 10.0, 300.0), epochs=5, batch_size=32, loss=loss)
-    for decay, together in fit_grid(train, label_space(), settings).items():
+    for decay, together in fit_grid(train, settings).items():
         alone = Probe(PrecomputedFeatures(10), label_space(), Config(loss=loss))
         alone.standardize(train.features.flatten(0, 1))
         batches = FeatureBatches(StoredFeatures(*train[:3]), batch_size=32, epochs=5, seed=0)

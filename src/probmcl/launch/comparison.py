@@ -87,10 +87,11 @@ def resume_comparison(resume: Path | str, options: CompareOptions, console: Cons
 
 
 def _run_comparison(runner: ComparisonRunner, added: Sequence[Path], *, report: bool) -> Comparison:
+    """Run a comparison, include added results, write the tables and, if requested, the report, and print the tables."""
     warnings = runner.data.warnings
     print_warnings(warnings, runner.console)
     lock = locked(runner.folder) if is_main_process() else nullcontext()
-    named = named_files(runner.spec.settings) | named_methods(runner.spec.methods)
+    named = named_files(runner.spec.settings) | named_methods(runner.spec.methods)  # options to name again in a resume
     if added:
         named["add"] = added
     with resume_hint("compare", runner.folder, runner.console, named), lock:
@@ -113,14 +114,16 @@ def comparison_spec(options: CompareOptions) -> ComparisonSpec:
     settings = _shared_settings(options)
     describe_encoder(settings.encoder.name)
     names = method_names("all" if options.methods is None else options.methods)
-    given = {name: options.given[name] for name in ("seeds", "trials", "batch_size") if name in options.given}
-    spec = ComparisonSpec(settings, parse_methods(names), all_methods="all" in names, **given)
+    numbers = {name: options.given[name] for name in ("seeds", "trials", "batch_size") if name in options.given}
+    spec = ComparisonSpec(settings, parse_methods(names), all_methods="all" in names, **numbers)
     if options.budget is not None:
         return replace(spec, budget=parse_duration(options.budget))
-    return replace(spec, epochs=DEFAULT_EPOCHS if options.epochs is None else options.epochs)
+    epochs = DEFAULT_EPOCHS if options.epochs is None else options.epochs
+    return replace(spec, epochs=epochs)
 
 
 def _refuse_invalid_numbers(options: CompareOptions) -> None:
+    """Raise an error if a number is out of range, or if two options set the length of the training."""
     for name in ("seeds", "trials", "epochs", "batch_size"):
         number = options.given.get(name, 1)
         if number < 1:
@@ -155,16 +158,22 @@ def method_names(methods: Sequence[str] | str) -> list[str]:
 
 def _refuse_other_methods(compared: Sequence[MethodSpec], methods: Sequence[str] | str | None, folder: Path) -> None:
     """Raise an error if the user names other methods than a comparison has, or omits one that is defined in a file."""
-    if methods and parse_methods(method_names(methods)) != tuple(compared):
-        names = ",".join(method.name for method in compared)
-        raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
+    if methods:
+        requested = parse_methods(method_names(methods))
+        if requested != tuple(compared):
+            names = ",".join(method.name for method in compared)
+            raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
     for method in compared:
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
 
 
 def added_results(options: CompareOptions) -> list[Path]:
     """Return the paths of the results to include; results that cannot be read are an error."""
-    paths = [options.add] if isinstance(options.add, Path | str) else options.add or ()
+    paths: Sequence[Path | str] = ()
+    if isinstance(options.add, Path | str):
+        paths = [options.add]
+    elif options.add is not None:
+        paths = options.add
     added = list(dict.fromkeys(Path(path).resolve() for path in paths))
     for path in added:
         read_results(path)  # raises an error before anything is computed or written

@@ -49,11 +49,13 @@ def refuse_with_resume(options: TrainOptions | CompareOptions) -> None:
             raise OptionError("accept_data_change", True, "needs `resume`, the interrupted run to continue")
         return
     given = [name for name in options.given if name not in ("read", "checks")]
-    given += [*changed_fields(options.read), *changed_fields(options.checks)]
+    given += changed_fields(options.read)
+    given += changed_fields(options.checks)
     rule_of = {declared.name: declared.option.with_resume for declared in declared_options(type(options))}
+    # A field of `read` or `checks` has no rule of its own, and is refused as these two options are.
     refused = [name for name in given if rule_of.get(name, "refused") == "refused"]
-    accepted = [name for name, rule in rule_of.items() if rule == "accepted"]
     if refused:
+        accepted = [name for name, rule in rule_of.items() if rule == "accepted"]
         raise ProbmclError(
             f"`resume` cannot be combined with {_in_backticks(refused)}: a resumed run keeps its data and settings; "
             f"only {_in_backticks(accepted)} can be set"
@@ -86,26 +88,37 @@ def resumed_settings(settings: Settings, options: TrainOptions | CompareOptions)
     _refuse_unnamed_files(settings, options)
     device = find_device(options.device or settings.device)
     # A stranger's run can neither start many processes nor name a folder to write to. Results do not depend on them.
-    workers = min(settings.workers, default_workers()) if options.workers is None else options.workers
-    cache = None if options.cache is None else cache_folder(options.cache)
+    workers = options.workers
+    if workers is None:
+        workers = min(settings.workers, default_workers())
+    cache = None
+    if options.cache is not None:
+        cache = cache_folder(options.cache)
     return replace(settings, device=device, workers=workers, cache=cache)
 
 
 def _refuse_unnamed_files(settings: Settings, options: TrainOptions | CompareOptions) -> None:
     """Raise an error if a run names a file that the user has not named in this call; only data may be read again."""
     weights = settings.encoder.weights
-    named = None if options.weights is None else find_weights(options.weights)
-    if weights not in (None, *NAMED_WEIGHTS) and weights != named:
+    named_weights = None if options.weights is None else find_weights(options.weights)
+    if weights not in (None, *NAMED_WEIGHTS) and weights != named_weights:
         raise ProbmclError(
             f"the run starts from the weights {weights}, but {UNNAMED}; add {keyword('weights', weights)}"
         )
     named_in_settings = options.given.get("settings", {})
+    for name, file in _method_files(settings):
+        if named_in_settings.get(name) != file:
+            example = keyword("settings", f"{name}={file}")
+            raise ProbmclError(f"the run uses {name} from {file}, but {UNNAMED}; add {example}")
+
+
+def _method_files(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield the files that the methods of a run read, each with the name of its setting."""
     for job in settings.jobs:
         for name in find_method(job.method).files:
             file = getattr(job.settings, name)
-            if file is not None and named_in_settings.get(name) != file:
-                example = keyword("settings", f"{name}={file}")
-                raise ProbmclError(f"the run uses {name} from {file}, but {UNNAMED}; add {example}")
+            if file is not None:
+                yield name, file
 
 
 def named_files(settings: Settings) -> dict[str, Any]:
@@ -116,14 +129,9 @@ def named_files(settings: Settings) -> dict[str, Any]:
     losses = [job.method for job in settings.jobs if job.method not in METHODS]
     if losses:
         named["loss"] = losses[0]
-    files = {}
-    for job in settings.jobs:
-        for name in find_method(job.method).files:
-            file = getattr(job.settings, name)
-            if file is not None:
-                files[name] = file
-    if files:
-        named["settings"] = files
+    method_files = dict(_method_files(settings))
+    if method_files:
+        named["settings"] = method_files
     return named
 
 
@@ -131,7 +139,9 @@ def named_methods(methods: Sequence[MethodSpec]) -> dict[str, Any]:
     """Return the option of a comparison with all its methods if one of them is not part of this package."""
     if all(spec.method in METHODS for spec in methods):
         return {}
-    return {"methods": [spec.name if spec.method in METHODS else spec.method for spec in methods]}
+    # A method from outside is named by its path, since its short name does not say where it is.
+    names = [spec.name if spec.method in METHODS else spec.method for spec in methods]
+    return {"methods": names}
 
 
 @contextmanager
@@ -153,7 +163,8 @@ def start_run(options: TrainOptions, console: Console) -> Run:
     describe_encoder(settings.encoder.name)
     run_folder.refuse_used(options.out)
     prepared = read_data(source, options.checks, settings, console)
-    print_warnings((warning for warning in prepared.warnings if warning.kind == "seen_before"), console)
+    seen_before = [warning for warning in prepared.warnings if warning.kind == "seen_before"]
+    print_warnings(seen_before, console)
     settings = with_intensity(settings, prepared, options.checks)
     new_run = output_folder(options.out, data_name(source))
     with new_run as folder, resume_hint("train", folder, console, named_files(settings)):
@@ -204,7 +215,8 @@ def run_settings(options: TrainOptions) -> Settings:
 def derived_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that follow from the machine and from the run that the weights come from, if it is one."""
     derived: dict[str, Any] = {"workers": default_workers()}
-    earlier = RunFolder(Path(str(given.get("encoder", {}).get("weights"))))
+    weights = str(given.get("encoder", {}).get("weights"))  # a path, `pretrained`, `none` or None
+    earlier = RunFolder(Path(weights))
     if earlier.has(files.CONFIG):
         earlier.read(files.LABELS)  # raises an error before anything is computed
         size = earlier.read(PREPROCESSING_FILE).size
@@ -246,8 +258,9 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
     """Return warnings about val and test images that the run providing the weights was trained on."""
     if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(files.SPLIT):
         return []
-    splits = RunFolder(Path(weights)).read_split()
-    trained = {os.path.realpath(path) for path, split in splits.items() if split == "train"}
+    split_of_path = RunFolder(Path(weights)).read_split()
+    # The same file can have two paths, for example through a symlink.
+    trained = {os.path.realpath(path) for path, split in split_of_path.items() if split == "train"}
     warnings = []
     for split in ("val", "test"):
         rows = records.rows(split)
@@ -276,7 +289,8 @@ def output_folder(out: Path | str | None, name: str) -> Iterator[Path]:
     if out is not None:
         yield Path(out)
         return
-    folder = Path(broadcast(str(run_folder.new_folder(Path("runs"), name)) if is_main_process() else ""))
+    new = str(run_folder.new_folder(Path("runs"), name)) if is_main_process() else ""
+    folder = Path(broadcast(new))  # that of rank 0, in every process
     try:
         yield folder
     finally:

@@ -37,6 +37,12 @@ from probmcl.training.features import FeatureBatches, StoredFeatures, StoredView
 SECONDS_APART = 5.0
 """Time between updates of a cache's manifest."""
 
+NUMPY_DTYPES: dict[torch.dtype, type[np.generic]] = {torch.float16: np.float16, torch.float32: np.float32}
+"""The types of stored activations."""
+
+Part = Literal["plain", "augmented"]
+"""A part of the file of a split: the plain views, or the augmented ones."""
+
 Progress = Callable[[str, int], AbstractContextManager[ProgressBar]]
 """Opens a progress bar, given the name of a stage and its number of steps."""
 
@@ -58,9 +64,14 @@ class ImageBatchSource:
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> ImageBatches:
         """Return augmented views of the training split, shuffled in every epoch, up to `images` images in total."""
-        rows, share, weights = self.records.rows("train"), (rank(), world_size()), weights_of(self.records, "train")
         order = Order(
-            rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=share, images=images, weights=weights
+            self.records.rows("train"),
+            batch_size=batch_size,
+            epochs=epochs,
+            seed=self.seed,
+            share=(rank(), world_size()),
+            images=images,
+            weights=weights_of(self.records, "train"),
         )
         return self._batches(order, n_plain=0, n_augmented=n_views)
 
@@ -77,8 +88,10 @@ class ImageBatchSource:
         return draw(self.augmentation, image, seed=self.seed, epoch=epoch, index=row, view=view)
 
     def _in_order(self, split: Split, *, n_plain: int, n_augmented: int) -> ImageBatches:
-        images = max(1, self.pixels_at_once // self.preprocessing.size**2 // (n_plain + n_augmented))
-        order = shard(in_order(self.records.rows(split), images))
+        """Return batches of a split that fit into memory; with several processes, those of this process."""
+        pixels = self.preprocessing.size**2
+        images_per_batch = max(1, self.pixels_at_once // pixels // (n_plain + n_augmented))
+        order = shard(in_order(self.records.rows(split), images_per_batch))
         return self._batches(list(order), n_plain=n_plain, n_augmented=n_augmented)
 
     def _batches(self, order: Order | list[list[tuple[int, int]]], *, n_plain: int, n_augmented: int) -> ImageBatches:
@@ -94,22 +107,26 @@ class ImageBatchSource:
         )
 
 
-Part = Literal["plain", "augmented"]
-
-
 @dataclass
-class _Finished:
-    """Progress of one part of a file: the batch size, the checksum of each finished batch, and the seconds per view."""
+class _PartProgress:
+    """Progress of one part of a file.
+
+    Attributes:
+        batch_size: number of images in a batch, except perhaps the last one.
+        checksums: the checksum of each batch in the file; None for a batch that must still be computed.
+        seconds_per_view: measured time to compute a view.
+    """
 
     batch_size: int
-    checksums: list[int | None]  # None: not finished
+    checksums: list[int | None]
     seconds_per_view: float = 0.0
 
     def missing(self) -> list[int]:
+        """Return the numbers of the batches that must still be computed."""
         return [number for number, checksum in enumerate(self.checksums) if checksum is None]
 
 
-PROGRESS_FILE = PROGRESS.holding(dict[Part, _Finished])
+PROGRESS_FILE = PROGRESS.holding(dict[Part, _PartProgress])
 
 
 @dataclass(eq=False)
@@ -133,15 +150,18 @@ class ActivationCache:
     def __post_init__(self) -> None:
         self.run = RunFolder(self.root or self.folder.parent)
         size = self.images.preprocessing.size
+        black_image = torch.zeros(1, 3, size, size, device=self.device)
         with torch.inference_mode():
-            output = self.network.to(self.device).eval()(torch.zeros(1, 3, size, size, device=self.device))
-        self.shape = tuple(output.shape[1:])
+            output = self.network.to(self.device).eval()(black_image)
+        self.shape = tuple(output.shape[1:])  # of the output for one view
         self.complete: set[tuple[Split, Part]] = set()  # computed or verified by this process
 
     def bytes(self) -> int:
         """Return the size on disk of the complete cache."""
-        views = len(self.images.records) + self.n_augmented * len(self.images.records.rows("train"))
-        return views * int(np.prod(self.shape)) * self.dtype.itemsize
+        plain = len(self.images.records)
+        augmented = self.n_augmented * len(self.images.records.rows("train"))
+        values_per_view = int(np.prod(self.shape))
+        return (plain + augmented) * values_per_view * self.dtype.itemsize
 
     def seconds_per_view(self) -> float:
         """Return the measured time to decode and encode a plain training view; 0 if none is cached yet."""
@@ -150,10 +170,10 @@ class ActivationCache:
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
         """Return shuffled training batches with `n_views` views per image, up to `images` images in total."""
-        labels, known = targets_of(self.images.records, "train")
+        targets, known = targets_of(self.images.records, "train")
         stored = StoredFeatures(
             self._views("train", 1 + self.n_augmented),
-            labels,
+            targets,
             known,
             rows=self.images.records.rows("train"),
             weights=weights_of(self.images.records, "train"),
@@ -171,8 +191,11 @@ class ActivationCache:
         return self._in_order(split, 1)
 
     def _in_order(self, split: Split, n_views: int) -> StoredViews:
+        """Return the first `n_views` views of every image in a split, in order."""
         records = self.images.records
-        return StoredViews(self._views(split, n_views), *labels_of(records, split), records.rows(split))
+        views = self._views(split, n_views)
+        labels, known = labels_of(records, split)
+        return StoredViews(views, labels, known, records.rows(split))
 
     def _views(self, split: Split, n_views: int) -> Shaped[Tensor, "V N *output"]:
         """Return the first `n_views` views of a split; missing views are computed."""
@@ -185,20 +208,24 @@ class ActivationCache:
 
     def _open(self, split: Split) -> ArrayFile:
         """Open the file of a split, which is created or repaired if necessary."""
-        views, rows = 1 + (self.n_augmented if split == "train" else 0), len(self.images.records.rows(split))
-        dtypes: dict[torch.dtype, type[np.generic]] = {torch.float16: np.float16, torch.float32: np.float32}
-        file = ArrayFile(self.folder / f"{split}.npy", self.run.path, (views, rows, *self.shape), dtypes[self.dtype])
+        n_views = 1
+        if split == "train":  # augmented views are used only in training
+            n_views += self.n_augmented
+        n_images = len(self.images.records.rows(split))
+        shape = (n_views, n_images, *self.shape)
+        file = ArrayFile(self.folder / f"{split}.npy", self.run.path, shape, NUMPY_DTYPES[self.dtype])
         if is_main_process():
             file.prepare()
         barrier()
         return file
 
-    def _manifest(self, split: Split) -> JsonFile[dict[Part, _Finished]]:
+    def _manifest(self, split: Split) -> JsonFile[dict[Part, _PartProgress]]:
         """Return the row of the file with the progress of this process on a split."""
         path = self.folder / f"{split}.{rank()}-of-{world_size()}.json"
         return replace(PROGRESS_FILE, name=path.relative_to(self.run.path).as_posix())
 
-    def _read_manifest(self, split: Split) -> dict[Part, _Finished]:
+    def _read_manifest(self, split: Split) -> dict[Part, _PartProgress]:
+        """Return the progress of this process on a split; it is empty if nothing is stored or the file is damaged."""
         file = self._manifest(split)
         if not self.run.has(file):
             return {}
@@ -213,37 +240,46 @@ class ActivationCache:
         """Compute the views that are missing or damaged; each process handles its shard of the batches."""
         if (split, part) in self.complete:
             return
-        blocks, manifest = self._blocks(split, part, batches), self._read_manifest(split)
-        batch_size = max((len(block.rows) for block in blocks), default=0)
-        finished = manifest.get(part)
-        # Each checksum covers one batch, and the batch size depends on the device.
-        if finished is None or (finished.batch_size, len(finished.checksums)) != (batch_size, len(blocks)):
-            finished = _Finished(batch_size, [None] * len(blocks))
-        manifest[part] = finished
-        _forget_damaged(file, blocks, finished)
-        missing = finished.missing()
+        blocks = self._blocks(split, part, batches)
+        manifest = self._read_manifest(split)
+        progress = _progress_on(blocks, manifest.get(part))
+        manifest[part] = progress
+        _forget_damaged(file, blocks, progress)
+        missing = progress.missing()
         if missing:
             with self.progress(f"{part} views of {split}", len(missing)) as bar:
-                start = saved = time.perf_counter()
+                started = time.perf_counter()
+                last_saved = started
                 for number, batch in zip(missing, _selected(batches, missing), strict=True):
-                    finished.checksums[number] = file.write(blocks[number], self._output(batch.views))
-                    bar.advance(batch.views.shape[0] * batch.views.shape[1])
+                    progress.checksums[number] = file.write(blocks[number], self._output(batch.views))
+                    n_views, n_images = batch.views.shape[:2]
+                    bar.advance(n_views * n_images)
                     now = time.perf_counter()
-                    finished.seconds_per_view = (now - start) / max(bar.images, 1)
-                    if now - saved > SECONDS_APART or number == missing[-1]:
+                    progress.seconds_per_view = (now - started) / max(bar.images, 1)
+                    is_last = number == missing[-1]
+                    if now - last_saved > SECONDS_APART or is_last:
                         self.run.write(self._manifest(split), manifest)
-                        saved = now
+                        last_saved = now
         self.complete.add((split, part))
 
     def _blocks(self, split: Split, part: Part, batches: ImageBatches) -> list[Block]:
         """Return the part of the file that each batch fills. The rows of a batch are consecutive in their split."""
-        views, rows = range(1) if part == "plain" else range(1, 1 + self.n_augmented), self.images.records.rows(split)
-        starts = [int(np.searchsorted(rows, batch[0][1])) for batch in batches.order]
-        return [Block(views, range(n, n + len(batch))) for n, batch in zip(starts, batches.order, strict=True)]
+        views = range(1)
+        if part == "augmented":
+            views = range(1, 1 + self.n_augmented)
+        rows_of_split = self.images.records.rows(split)  # in ascending order
+        blocks = []
+        for batch in batches.order:
+            _, first_row = batch[0]  # an epoch and a row of the records
+            start = int(np.searchsorted(rows_of_split, first_row))
+            blocks.append(Block(views, range(start, start + len(batch))))
+        return blocks
 
     @torch.inference_mode()
     def _output(self, views: Float[Tensor, "V N *image"]) -> Shaped[ndarray, "V N *output"]:
-        output = self.network.eval()(views.flatten(0, 1).to(self.device, memory_format=torch.channels_last))
+        """Return the outputs of the network for some views, in the type in which they are stored."""
+        images = views.flatten(0, 1).to(self.device, memory_format=torch.channels_last)  # (V N, 3, S, S)
+        output = self.network.eval()(images)
         stored = output.to(self.dtype).cpu()
         if not output.isfinite().all():
             raise FloatingPointError(
@@ -251,18 +287,33 @@ class ActivationCache:
             )
         if not stored.isfinite().all():
             raise ValueError('an activation is too large for half precision; use `tune="all"`')
-        array: ndarray = stored.reshape(*views.shape[:2], *stored.shape[1:]).numpy()
+        n_views, n_images = views.shape[:2]
+        array: ndarray = stored.reshape(n_views, n_images, *stored.shape[1:]).numpy()
         return array
 
 
-def _forget_damaged(file: ArrayFile, blocks: list[Block], finished: _Finished) -> None:
-    """Remove the checksums of the blocks that do not match them, and report the number of images."""
-    stored = [number for number, checksum in enumerate(finished.checksums) if checksum is not None]
-    found = file.checksums([blocks[number] for number in stored])
-    damaged = [n for n, checksum in zip(stored, found, strict=True) if checksum != finished.checksums[n]]
-    for number in damaged:
-        finished.checksums[number] = None
-    images = int(gather_unequal(torch.tensor([sum(len(blocks[number].rows) for number in damaged)])).sum())
+def _progress_on(blocks: list[Block], stored: _PartProgress | None) -> _PartProgress:
+    """Return the stored progress if it is about the same batches; otherwise no batch counts as finished.
+
+    The batch size depends on the device, so an interrupted process may have had other batches.
+    """
+    batch_size = max((len(block.rows) for block in blocks), default=0)
+    if stored is not None and stored.batch_size == batch_size and len(stored.checksums) == len(blocks):
+        return stored
+    return _PartProgress(batch_size, [None] * len(blocks))
+
+
+def _forget_damaged(file: ArrayFile, blocks: list[Block], progress: _PartProgress) -> None:
+    """Remove the checksums that do not match the blocks in the file, and warn about the images in these blocks."""
+    finished = [number for number, checksum in enumerate(progress.checksums) if checksum is not None]
+    actual_checksums = file.checksums([blocks[number] for number in finished])
+    damaged_images = 0
+    for number, actual in zip(finished, actual_checksums, strict=True):
+        if actual != progress.checksums[number]:
+            progress.checksums[number] = None
+            damaged_images += len(blocks[number].rows)
+    images_of_processes = gather_unequal(torch.tensor([damaged_images]))
+    images = int(images_of_processes.sum())
     if images:
         message = f"{file.path}: the activations of {counted(images, 'image')} were damaged and are computed again"
         warnings.warn(message, stacklevel=2)
@@ -270,7 +321,8 @@ def _forget_damaged(file: ArrayFile, blocks: list[Block], finished: _Finished) -
 
 def _selected(batches: ImageBatches, numbers: list[int]) -> ImageBatches:
     """Return the batches with the given numbers."""
-    order, selected = list(batches.order), copy.copy(batches)
+    order = list(batches.order)
+    selected = copy.copy(batches)
     selected.order = [order[number] for number in numbers]
     return selected
 

@@ -31,6 +31,7 @@ class JobCost:
     Attributes:
         epoch: time for one epoch, with `n_views` views of each image.
         once: time for fitting the probe and scoring on validation.
+        n_views: views of each image in one epoch.
         epochs: number of epochs in the settings.
         tested: time for scoring both heads on test.
     """
@@ -46,9 +47,12 @@ class JobCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """The time that a run takes, in seconds; `shared` does not depend on the jobs.
+    """The time that a run takes, in seconds.
 
-    `spent` is the time before the measurement, stored so that a plan that is made again is the same.
+    Attributes:
+        shared: time for the parts of the run that do not belong to a job.
+        jobs: the times of the training jobs.
+        spent: time before the measurement, stored so that a plan that is made again is the same.
     """
 
     shared: float
@@ -58,7 +62,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """The jobs to train: epochs by job key, messages to print, and the number of views after which each job stops."""
+    """The jobs to train.
+
+    Attributes:
+        epochs: number of epochs by the key of the job; a job that is not trained has none.
+        messages: lines to print.
+        views: number of views after which each job stops; None if the settings of the job decide.
+    """
 
     epochs: Mapping[str, int]
     messages: tuple[str, ...]
@@ -67,9 +77,11 @@ class EpochPlan:
     def jobs(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainingJob]:
         """Yield the jobs of the plan, with the planned numbers of epochs and views."""
         for job in jobs:
-            if job.key in self.epochs:
-                views = self.views or job.training.views
-                yield replace(job, training=replace(job.training, epochs=self.epochs[job.key], views=views))
+            if job.key not in self.epochs:
+                continue
+            views = self.views or job.training.views
+            training = replace(job.training, epochs=self.epochs[job.key], views=views)
+            yield replace(job, training=training)
 
 
 def read_plan(folder: RunFolder) -> EpochPlan:
@@ -99,67 +111,114 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> EpochPlan:
         return _plan(costs.shared, jobs, {job.key: job.epochs for job in jobs})
     for count in range(len(jobs), 0, -1):
         trained = jobs[:count]
-        left = budget - spent - costs.shared - sum(job.once for job in trained)
+        left_out = jobs[count:]
         most_views = max(job.n_views for job in trained)
-        rounds = int(left // sum(job.epoch * most_views / job.n_views for job in trained))
-        rounds = min(rounds, max(1, MAX_VIEWS // most_views))
+        rounds = _affordable_rounds(trained, budget - spent - costs.shared, most_views)
         if rounds >= 1:
-            plan = _plan(costs.shared, trained, {job.key: rounds * most_views // job.n_views for job in trained})
-            return EpochPlan(plan.epochs, (*plan.messages, *_left_out(jobs[count:], budget)))
+            epochs = {job.key: rounds * most_views // job.n_views for job in trained}
+            plan = _plan(costs.shared, trained, epochs)
+            return replace(plan, messages=(*plan.messages, *_left_out(left_out, budget)))
     return EpochPlan({}, _left_out(jobs, budget))
 
 
+def _affordable_rounds(jobs: Sequence[JobCost], seconds: float, most_views: int) -> int:
+    """Return how many rounds of training fit into a number of seconds; less than 1 if none does.
+
+    In one round, every job is trained on `most_views` views of each image, for example one epoch of a method with two
+    views and two epochs of a method with one view.
+    """
+    seconds_for_training = seconds - sum(job.once for job in jobs)
+    seconds_per_round = sum(job.epoch * most_views / job.n_views for job in jobs)
+    rounds = int(seconds_for_training // seconds_per_round)
+    return min(rounds, max(1, MAX_VIEWS // most_views))
+
+
 def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> EpochPlan:
-    parts = [
-        f"{job.title} {counted(epochs[job.key], 'epoch')}{f' ({job.n_views} views)' if job.n_views > 1 else ''}, "
-        f"{rough_duration(epochs[job.key] * job.epoch)}"
-        for job in jobs
-    ]
+    """Return the plan with these numbers of epochs, and the message with the estimated durations."""
+    parts = []
+    for job in jobs:
+        n_epochs = epochs[job.key]
+        training_seconds = n_epochs * job.epoch
+        views = f" ({job.n_views} views)" if job.n_views > 1 else ""
+        parts.append(f"{job.title} {counted(n_epochs, 'epoch')}{views}, {rough_duration(training_seconds)}")
     total = shared + sum(epochs[job.key] * job.epoch + job.once for job in jobs)
-    return EpochPlan(epochs, (f"plan: {'; '.join(parts)}; total {rough_duration(total)}",))
+    message = f"plan: {'; '.join(parts)}; total {rough_duration(total)}"
+    return EpochPlan(epochs, (message,))
 
 
 def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:
+    """Return the message about the jobs that the budget is too small for; no message if there are none."""
+    if not jobs:
+        return ()
     names = ", ".join(job.title for job in jobs)
-    message = f"note: the budget of {rough_duration(budget)} is too small to train {names}; increase `budget`"
-    return (message,) if jobs else ()
+    return (f"note: the budget of {rough_duration(budget)} is too small to train {names}; increase `budget`",)
 
 
 def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
     """Estimate the time each job takes from a few timed steps; fitting a probe takes `probe_seconds`."""
-    w, s, device = workspace, workspace.settings, workspace.settings.device
-    train, val, test = (len(w.records.rows(split)) for split in SPLITS)
-    size = w.backbone.encoder.image_size
-    rows = torch.rand(max(1, w.images.pixels_at_once // size**2), 3, size, size, device=device)
-    per_image = seconds_per_row(w.backbone.encoder.eval(), rows)
-    probed = (1 + s.probe.views) * train + val
-    if isinstance(w.batches, ActivationCache):
-        per_image = max(per_image, w.batches.seconds_per_view())  # includes decoding, if views have been cached
-        rows = torch.rand(ROWS_AT_ONCE, *w.batches.shape, device=device)
+    train, val, test = (len(workspace.records.rows(split)) for split in SPLITS)
+    probe = workspace.settings.probe
+    tested_views = 2 * test  # of a run: the frozen probe and the kept model; of a job: its two candidates
+    seconds_per_image = _seconds_per_image(workspace)
+    if isinstance(workspace.batches, ActivationCache):
+        seconds_per_image = max(seconds_per_image, workspace.batches.seconds_per_view())  # this includes decoding
         # If the frozen probe uses augmented views, they are cached already.
-        to_fill = 0 if s.probe.frozen_views else w.batches.n_augmented
-        shared, per_row = per_image * (to_fill * train + 2 * test), seconds_per_row(w.backbone.tail.eval(), rows)
+        n_augmented = 0 if probe.frozen_views else workspace.batches.n_augmented
+        shared = seconds_per_image * (n_augmented * train + tested_views)
+        seconds_per_view = _seconds_per_cached_view(workspace, workspace.batches)
     else:
-        shared, per_row = per_image * 2 * test, per_image
-    once = per_row * (probed + val) / world_size() + probe_seconds
-    tested = per_row * 2 * test / world_size()
-    return Costs(shared / world_size(), tuple(_job_cost(w, job, once, tested) for job in s.jobs))
+        shared = seconds_per_image * tested_views
+        seconds_per_view = seconds_per_image
+    probed_views = (1 + probe.views) * train + val
+    once = seconds_per_view * (probed_views + val) / world_size() + probe_seconds
+    tested = seconds_per_view * tested_views / world_size()
+    jobs = tuple(_job_cost(workspace, job, once, tested) for job in workspace.settings.jobs)
+    return Costs(shared / world_size(), jobs)
+
+
+def _seconds_per_image(workspace: Workspace) -> float:
+    """Return the time that the complete encoder takes for one image."""
+    encoder = workspace.backbone.encoder
+    size = encoder.image_size
+    images = max(1, workspace.images.pixels_at_once // size**2)
+    batch = torch.rand(images, 3, size, size, device=workspace.settings.device)
+    return seconds_per_row(encoder.eval(), batch)
+
+
+def _seconds_per_cached_view(workspace: Workspace, cache: ActivationCache) -> float:
+    """Return the time that the tail of the encoder takes for one cached output of the trunk."""
+    batch = torch.rand(ROWS_AT_ONCE, *cache.shape, device=workspace.settings.device)
+    return seconds_per_row(workspace.backbone.tail.eval(), batch)
 
 
 def _job_cost(workspace: Workspace, job: TrainingJob, once: float, tested: float) -> JobCost:
+    """Return the cost of a job: an epoch is measured, and the other two times are given."""
     method, views, labels = example_step(workspace, job)
-    steps = max(1, len(workspace.records.rows("train")) // (len(labels) * world_size()))
-    epoch = seconds_per_step(method, views, labels, job.training) * steps
-    return JobCost(job.key, job.title, epoch, once, method.n_views, job.training.epochs, tested)
+    images_per_step = len(labels) * world_size()
+    steps = max(1, len(workspace.records.rows("train")) // images_per_step)
+    return JobCost(
+        job.key,
+        job.title,
+        epoch=seconds_per_step(method, views, labels, job.training) * steps,
+        once=once,
+        n_views=method.n_views,
+        epochs=job.training.epochs,
+        tested=tested,
+    )
 
 
 def example_step(
     workspace: Workspace, job: TrainingJob
 ) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
     """Return a method, along with random views and labels in the shapes of a training batch."""
-    w, device = workspace, workspace.settings.device
-    method, size = w.backbone.build(job.method, job.settings, w.records.label_space), w.backbone.encoder.image_size
-    images = max(1, min(job.training.batch_size, len(w.records.rows("train"))) // world_size())
-    shape = w.batches.shape if isinstance(w.batches, ActivationCache) else (3, size, size)
-    views, labels = random_batch(method.n_views, images, shape, len(w.records.label_space), device)
-    return method.to(device), views, labels
+    settings = workspace.settings
+    records = workspace.records
+    method = workspace.backbone.build(job.method, job.settings, records.label_space)
+    batch_size = min(job.training.batch_size, len(records.rows("train")))
+    images = max(1, batch_size // world_size())
+    size = workspace.backbone.encoder.image_size
+    shape: tuple[int, ...] = (3, size, size)
+    if isinstance(workspace.batches, ActivationCache):
+        shape = workspace.batches.shape
+    views, labels = random_batch(method.n_views, images, shape, len(records.label_space), settings.device)
+    return method.to(settings.device), views, labels

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int
 from numpy import ndarray
+from torch import Tensor
 
 from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
@@ -35,26 +36,31 @@ def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path
     They are fitted to validation scores. The frozen probe can be fitted again in seconds, so it has out-of-fold scores
     of all training and validation images instead, which are written to the folder.
     """
-    w, records = workspace, workspace.records
+    records = workspace.records
+    names = records.label_space.names
     rows = np.concatenate([records.rows("train"), records.rows("val")])
-    fold = assign_folds(len(rows), records.group and [records.group[row] for row in rows])
-    name: HeldOutName = "val"
-    if candidate.id == FROZEN_PROBE and fold.max() > 0:
-        name = "out_of_fold"
-        held_out = ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
+    group = None
+    if records.group is not None:
+        group = [records.group[row] for row in rows]
+    fold = assign_folds(len(rows), group)
+    has_folds = fold.max() > 0
+    predictions: HeldOutName = "val"
+    if candidate.id == FROZEN_PROBE and has_folds:
+        predictions = "out_of_fold"
+        held_out = ScoredRows.of(records, rows, out_of_fold_scores(workspace, candidate, rows, fold))
         if is_main_process():
             paths = [records.paths[row] for row in rows]
             write_scores(folder / OUT_OF_FOLD, paths, held_out, root=folder)
     else:
         held_out = ScoredRows.of(records, records.rows("val"), candidate.scores["val"].numpy())
-    with w.console.progress("calibrating", FOLDS) as bar:
+    with workspace.console.progress("calibrating", FOLDS) as bar:
         return fit_calibration(
             held_out,
-            records.label_space.names,
-            kind=w.settings.calibration,
-            rule=ThresholdRule.parse(w.settings.thresholds),
-            parents=parents_of(records.label_space.names, records.label_space.hierarchy),
-            predictions=name,
+            names,
+            kind=workspace.settings.calibration,
+            rule=ThresholdRule.parse(workspace.settings.thresholds),
+            parents=parents_of(names, records.label_space.hierarchy),
+            predictions=predictions,
             advance=bar.advance,
         )
 
@@ -66,29 +72,45 @@ def out_of_fold_scores(
 
     `rows` are the training images followed by the validation images.
     """
-    w, n_views = workspace, workspace.settings.probe.frozen_views
-    assert candidate.weight_decay is not None
-    settings = replace(w.settings.probe, weight_decays=(candidate.weight_decay,))
-    cache, network = w.feature_source(candidate.id.key, w.backbone.tail)
-    with w.console.progress("features for calibration", 2) as bar:
-        train = extract(network, cache.probing(n_augmented=n_views), device=w.settings.device)
-        bar.advance()
-        val = extract(network, cache.plain("val"), device=w.settings.device)
-        bar.advance()
-    features = torch.cat([train, val.expand(len(train), -1, -1)], dim=1)  # (V, N, D)
-    targets, known = (torch.from_numpy(part) for part in w.records.states.targets_and_known(rows))
-    scores = torch.empty(len(rows), len(w.records.label_space))
-    with w.console.progress("out-of-fold scores", int(fold.max()) + 1) as bar:
-        for number in range(int(fold.max()) + 1):
+    records = workspace.records
+    weight_decay = candidate.weight_decay
+    assert weight_decay is not None
+    settings = replace(workspace.settings.probe, weight_decays=(weight_decay,))
+    features = _features_of_training_and_validation(workspace, candidate)
+    labels, known_labels = records.states.targets_and_known(rows)
+    targets = torch.from_numpy(labels)
+    known = torch.from_numpy(known_labels)
+    scores = torch.empty(len(rows), len(records.label_space))
+    n_folds = int(fold.max()) + 1
+    with workspace.console.progress("out-of-fold scores", n_folds) as bar:
+        for number in range(n_folds):
             fitted_on = np.flatnonzero(fold != number)
-            weights = None if w.records.weight is None else w.records.weight[rows[fitted_on]]
-            data = LabeledFeatures(features[:, fitted_on], targets[fitted_on], known[fitted_on], weights)
-            probe = fit_grid(data, w.records.label_space, settings, seed=w.settings.seed)[candidate.weight_decay]
             held_out = np.flatnonzero(fold == number)
+            weights = None if records.weight is None else records.weight[rows[fitted_on]]
+            others = LabeledFeatures(
+                features[:, fitted_on], targets[fitted_on], known[fitted_on], records.label_space, weights
+            )
+            probe = fit_grid(others, settings, seed=workspace.settings.seed)[weight_decay]
             with torch.inference_mode():
                 scores[held_out] = probe.logits(features[0, held_out]).sigmoid()
             bar.advance()
     return scores.numpy()
+
+
+def _features_of_training_and_validation(workspace: Workspace, candidate: Candidate) -> Float[Tensor, "V N D"]:
+    """Return the features of the views that the frozen probe uses, of the training and then the validation images.
+
+    A validation image has only its plain view, which takes the place of its augmented views.
+    """
+    n_augmented = workspace.settings.probe.frozen_views
+    device = workspace.settings.device
+    cache, network = workspace.feature_source(candidate.id.key, workspace.backbone.tail)
+    with workspace.console.progress("features for calibration", 2) as bar:
+        train = extract(network, cache.probing(n_augmented=n_augmented), device=device)
+        bar.advance()
+        val = extract(network, cache.plain("val"), device=device)
+        bar.advance()
+    return torch.cat([train, val.expand(len(train), -1, -1)], dim=1)
 
 
 def evaluate_loaded_model(state: RunState) -> ModelTest:
@@ -103,7 +125,9 @@ def evaluate_loaded_model(state: RunState) -> ModelTest:
     def score(
         records: Records, options: EvaluateOptions, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], Sequence[BadImage]]:
-        return records, _score_together(model, records, options, console), ()
+        scores = _score_together(model, records, options, console)
+        bad_images = ()  # every image can be read, or the function above has raised an error
+        return records, scores, bad_images
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about leaks, which are a warning of the run if they were allowed
@@ -115,9 +139,9 @@ def _score_together(
     model: Model, records: Records, options: EvaluateOptions, console: Console
 ) -> Float[ndarray, "N C"]:
     """Return the raw scores of all images; each process scores its part. An unreadable image is an error."""
-    parts = np.array_split(np.arange(len(records)), world_size())
-    own = parts[rank()]
-    scores = np.empty((0, len(model.names)), dtype=np.float32)
-    if len(own):
-        _, scores, _ = model.score(records.take(own), options, console)
-    return gather_unequal(torch.from_numpy(scores)).numpy()
+    rows_of_process = np.array_split(np.arange(len(records)), world_size())
+    own_rows = rows_of_process[rank()]
+    own_scores = np.empty((0, len(model.names)), dtype=np.float32)
+    if len(own_rows):
+        _, own_scores, _ = model.score(records.take(own_rows), options, console)
+    return gather_unequal(torch.from_numpy(own_scores)).numpy()

@@ -42,19 +42,25 @@ class CandidateId(NamedTuple):
     @property
     def name(self) -> str:
         """The name in messages, tables and run.json."""
-        return "frozen probe" if self.head == "frozen" else f"{job_name(self.method, self.trial)}, {self.head}"
+        if self.head == "frozen":
+            return "frozen probe"
+        return f"{job_name(self.method, self.trial)}, {self.head}"
 
     @property
     def key(self) -> str:
         """The base name of its files in the run folder."""
+        if self.head == "frozen":
+            return FROZEN.name
         head = self.head.replace(" ", "_").replace("-", "_")
-        return FROZEN.name if self.head == "frozen" else f"{job_key(self.method, self.trial)}.{head}"
+        return f"{job_key(self.method, self.trial)}.{head}"
 
     @property
     def random_stream(self) -> str:
         """The key of its random stream. Changing it would change scores."""
+        if self.head == "frozen":
+            return "frozen probe"
         trial = "" if self.trial == 1 else f", trial {self.trial}"
-        return "frozen probe" if self.head == "frozen" else f"{self.method}{trial}, {self.head}"
+        return f"{self.method}{trial}, {self.head}"
 
 
 FROZEN_PROBE = CandidateId("", "frozen")
@@ -128,7 +134,8 @@ class Run:
     seconds: float
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, kept {self.kept!r}{self.kept.note and f'; {self.kept.note}'})"
+        note = f"; {self.kept.note}" if self.kept.note else ""
+        return f"Run({str(self.folder)!r}, kept {self.kept!r}{note})"
 
     @property
     def model(self) -> Model:
@@ -150,8 +157,11 @@ class Gain:
 
     @property
     def is_noise(self) -> bool:
-        """True if the interval includes 0."""
-        return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+        """True if the interval includes 0, or if there is none."""
+        if self.interval is None:
+            return True
+        low, high = self.interval
+        return low <= 0 <= high
 
 
 class CandidateEntries(NamedTuple):
@@ -164,7 +174,12 @@ class CandidateEntries(NamedTuple):
 
 @dataclass(frozen=True)
 class ValidationGains:
-    """Gains in validation mAP. All candidates are scored on the same resamples, so their differences are paired."""
+    """Gains in validation mAP. All candidates are scored on the same resamples, so their differences are paired.
+
+    Attributes:
+        records: the images with their labels.
+        samples: the mAP of each candidate on every resample of the validation images, computed once.
+    """
 
     records: Records
     samples: dict[CandidateId, Float64[ndarray, " B"]] = field(default_factory=dict)
@@ -174,11 +189,14 @@ class ValidationGains:
         if candidate.validation.mAP is None or baseline.validation.mAP is None:
             return None
         mean = candidate.validation_map - baseline.validation_map
-        if len(set(self._groups or range(len(self.records.rows("val"))))) < 2:
+        units = self._groups or range(len(self.records.rows("val")))  # what is resampled: groups or images
+        if len(set(units)) < 2:
             return Gain(mean, None)
-        return Gain(mean, reliable_interval(self._sample(candidate) - self._sample(baseline)))
+        differences = self._sample(candidate) - self._sample(baseline)
+        return Gain(mean, reliable_interval(differences))
 
     def _sample(self, candidate: Candidate) -> Float64[ndarray, " B"]:
+        """Return the validation mAP of a candidate on every resample."""
         if candidate.id not in self.samples:
             labels, known = self.records.states.labels_and_known(self.records.rows("val"))
             sample = bootstrapped_map(candidate.scores["val"], labels, known, self._weights)
@@ -187,13 +205,16 @@ class ValidationGains:
 
     @property
     def _groups(self) -> Sequence[str] | None:
+        """The group of each validation image; None if the records have no groups."""
         group = self.records.group
         return None if group is None else [group[row] for row in self.records.rows("val")]
 
     @property
     def _weights(self) -> Int32[ndarray, "B N"]:
+        """How often each validation image occurs in each resample. They are the same in every call."""
         images = len(self.records.rows("val"))
-        return resamples(images, self._groups, draws=affordable_draws(images, len(self.records.label_space)))
+        draws = affordable_draws(images, len(self.records.label_space))
+        return resamples(images, self._groups, draws=draws)
 
 
 class CandidatePool(Mapping[CandidateId, Candidate]):
@@ -231,12 +252,10 @@ class CandidatePool(Mapping[CandidateId, Candidate]):
         """Return what run.json says about the candidates; None if there is no candidate yet."""
         if not self._candidates:
             return None
+        entries = tuple(_candidate_entry(candidate, self.gain(candidate)) for candidate in self.values())
         best = self.best()
-        return CandidateEntries(
-            tuple(_candidate_entry(candidate, self.gain(candidate)) for candidate in self.values()),
-            best.name,
-            KeptModel(best.method, msgspec.to_builtins(best.settings)),
-        )
+        model = KeptModel(best.method, msgspec.to_builtins(best.settings))
+        return CandidateEntries(entries, best.name, model)
 
 
 def _candidate_entry(candidate: Candidate, gain: Gain | None) -> CandidateEntry:

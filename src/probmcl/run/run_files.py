@@ -1,15 +1,16 @@
 """The files that a run writes apart from its results: its inputs, its views, its log and run.json."""
 
 import io
+import math
 import time
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Float64, Int, UInt8
 from msgspec.structs import replace
 from numpy import ndarray
 from PIL import Image
@@ -35,10 +36,24 @@ from probmcl.store.run_folder import RunFolder, refuse_used
 from probmcl.store.run_metadata import ClassLabels, FoldRow, RunMetadata, RunStatus, SplitRow, StoredPolicy, environment
 from probmcl.training import MetricsLog
 
-TILE = 160  # width of a view in pixels; smaller views are enlarged by an integer factor, larger ones reduced
-SAMPLE = 20_000  # number of random training images to choose from
-GAP, LINE, FONT, CHARACTER = 4, 24, 12, 7.23  # in pixels: gap, line height, font size, width of a character
+TILE = 160
+"""Largest width of a view in the picture of views, in pixels.
+
+Smaller views are enlarged by an integer factor, and larger ones are reduced.
+"""
+
+SAMPLE = 20_000
+"""Number of random training images from which the images of the picture are chosen."""
+
+GAP, LINE = 4, 24
+"""The space between two views and the height of a line of text, in pixels."""
+
+FONT, CHARACTER = 12, 7.23
+"""The font size and the width of a character in this size, in pixels."""
+
 LONGEST_NAME = 40
+"""Largest number of characters of a class name in the picture."""
+
 BLACK, GRAY = "#000000", "#6e6e6e"
 
 
@@ -65,9 +80,8 @@ class RunRecord:
 
     def write(self, status: RunStatus, entries: CandidateEntries | None) -> None:
         """Write run.json with this status and the candidates so far, and the table of metrics."""
-        self.metadata = replace(
-            self.metadata, status=status, seconds=round(self.seconds(), 1), warnings=tuple(self.log.warnings)
-        )
+        seconds = round(self.seconds(), 1)
+        self.metadata = replace(self.metadata, status=status, seconds=seconds, warnings=tuple(self.log.warnings))
         if entries is not None:
             self.metadata = replace(
                 self.metadata, candidates=entries.candidates, kept=entries.kept, model=entries.model
@@ -83,7 +97,7 @@ class RunRecord:
     def replace_warning(self, warning: RunWarning) -> None:
         """Store a warning in place of those of the same kind from an interrupted attempt; an empty one removes them."""
         others = [stored for stored in self.log.warnings if stored.kind != warning.kind]
-        self.log.warnings[:] = others
+        self.log.warnings[:] = others  # in place, since the log owns the list
         if warning.message:
             self.log.warnings.append(warning)
 
@@ -132,15 +146,15 @@ def write_split(folder: RunFolder, records: Records, fold_of: Int[ndarray, "N"] 
 
 def class_labels(records: Records, options: ReadOptions) -> ClassLabels:
     """Return the content of labels.json: class names, training positives, parents, and the label policy."""
-    space, states = records.label_space, records.states
-    chances = zip(space.names, states.chance.tolist(), strict=True)
-    counts = states.counts().sum(axis=1)
+    space = records.label_space
+    chance_of_class = zip(space.names, records.states.chance.tolist(), strict=True)
+    labels_by_state = records.states.counts().sum(axis=1)
     policy = StoredPolicy(
         unknown="labels that are not known are ignored everywhere",
         blank=options.blank or None,
         minus_one=options.minus_one or None,
-        chance_of_uncertain={name: chance for name, chance in chances if chance == chance},  # NaN: unknown
-        labels={state.name.lower(): int(count) for state, count in zip(State, counts, strict=True)},
+        chance_of_uncertain={name: chance for name, chance in chance_of_class if not math.isnan(chance)},
+        labels={state.name.lower(): int(count) for state, count in zip(State, labels_by_state, strict=True)},
     )
     hierarchy = None if space.hierarchy is None else dict(space.hierarchy)
     return ClassLabels(names=space.names, counts=tuple(space.counts.tolist()), hierarchy=hierarchy, policy=policy)
@@ -148,9 +162,11 @@ def class_labels(records: Records, options: ReadOptions) -> ClassLabels:
 
 def records_digest(records: Records) -> str:
     """Return a hash of the image paths, labels and splits."""
-    texts = ["\n".join(part) for part in (records.paths.texts, records.split, records.label_space.names)]
-    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-    return content_digest([*encoded, records.states.digest()]).hex()
+    texts: list[bytes] = []
+    for lines in (records.paths.texts, records.split, records.label_space.names):
+        text = "\n".join(lines)
+        texts.append(text.encode("utf-8", "surrogateescape"))  # a path may have bytes that are not UTF-8
+    return content_digest([*texts, records.states.digest()]).hex()
 
 
 def write_split_scores(
@@ -159,7 +175,8 @@ def write_split_scores(
     """Write the paths, raw scores and labels of a split to the folder of a run or of one of its candidates."""
     rows = records.rows(split)
     paths = [str(records.paths[row]) for row in rows]
-    write_scores(scores_file(folder, split), paths, ScoredRows.of(records, rows, scores.numpy()), root=run.path)
+    scored = ScoredRows.of(records, rows, scores.numpy())
+    write_scores(scores_file(folder, split), paths, scored, root=run.path)
 
 
 def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 4) -> Image.Image:
@@ -168,38 +185,71 @@ def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 
     The images are chosen to show many classes, using the seed of the source. A view is the encoder's input tensor
     without normalization. Unknown labels are shown in gray with a question mark.
     """
-    from matplotlib.figure import Figure
-
     rows = choose(source.records, n_images, source.seed)
     names = [drawable(name, number) for number, name in enumerate(source.records.label_space.names)]
-    tile = TILE if source.preprocessing.size > TILE else source.preprocessing.size * (TILE // source.preprocessing.size)
-    width, height = (1 + n_views) * (tile + GAP) + 2 * GAP, LINE + tile + 2 * GAP  # of one image and its views
-    page = np.full((LINE + (len(rows) + 1) // 2 * height, max(1, min(2, len(rows))) * width, 3), 255, dtype=np.uint8)
-    figure = Figure(figsize=(page.shape[1] / 72, page.shape[0] / 72), dpi=72)  # a point is a pixel
+    tile = TILE
+    if source.preprocessing.size <= TILE:
+        tile = source.preprocessing.size * (TILE // source.preprocessing.size)
+    cell_width = (1 + n_views) * (tile + GAP) + 2 * GAP  # a cell has an image, its views and its labels
+    cell_height = LINE + tile + 2 * GAP
+    columns = min(2, len(rows))
+    cell_rows = (len(rows) + 1) // 2
+    page = _Page(max(1, columns) * cell_width, LINE + cell_rows * cell_height)
 
-    def write(x: int | float, y: int, text: str, color: str) -> None:
-        style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": FONT, "va": "center_baseline"}
-        position = x / page.shape[1], 1 - (y + LINE / 2) / page.shape[0]
-        figure.text(*position, text, color=color, parse_math=False, **style)
-
-    for left in range(GAP, page.shape[1] if rows else 0, width):
-        write(left, 0, "plain view"[: int(tile / CHARACTER)], GRAY)
-        write(left + tile + GAP, 0, "augmented training views"[: int(n_views * tile / CHARACTER)], GRAY)
-    order = [[(0, row)] for row in rows]
+    for column in range(columns):
+        left = column * cell_width + GAP
+        page.write(left, 0, _cut_to_width("plain view", tile), GRAY)
+        page.write(left + tile + GAP, 0, _cut_to_width("augmented training views", n_views * tile), GRAY)
+    order = [[(0, row)] for row in rows]  # batches of one image, in epoch 0
     batches = ImageBatches(source.records, order, source.preprocessing, n_augmented=n_views, make_view=source.view)
     for number, (row, batch) in enumerate(zip(rows, batches, strict=True)):
-        x, y = number % 2 * width + GAP, LINE + number // 2 * height
-        for text, start, color in _caption(source.records, row, names, int((width - 3 * GAP) / CHARACTER)):
-            write(x + start * CHARACTER, y, text, color)
-        for view, tensor in enumerate(batch.views[:, 0]):
-            left, top = x + view * (tile + GAP), y + LINE
+        cell_row, column = divmod(number, 2)
+        left = column * cell_width + GAP
+        top = LINE + cell_row * cell_height
+        for part in _caption(source.records, row, names, room=int((cell_width - 3 * GAP) / CHARACTER)):
+            page.write(left + part.start * CHARACTER, top, part.text, part.color)
+        views = batch.views[:, 0]  # (1 + n_views, 3, S, S)
+        for view, tensor in enumerate(views):
             image = Image.fromarray(pixels(tensor, source.preprocessing))
-            method = Image.Resampling.NEAREST if tile >= image.width else Image.Resampling.LANCZOS
-            page[top : top + tile, left : left + tile] = np.asarray(image.resize((tile, tile), method))
-    figure.figimage(page, zorder=-1)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="rgba", dpi=72)
-    return Image.frombytes("RGBA", page.shape[1::-1], drawn.getvalue()).convert("RGB")
+            is_enlarged = tile >= image.width
+            method = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
+            page.place(left + view * (tile + GAP), top + LINE, image.resize((tile, tile), method))
+    return page.picture()
+
+
+class _Page:
+    """A white page. Texts and images are placed on it by their top left corner, in pixels."""
+
+    def __init__(self, width: int, height: int) -> None:
+        from matplotlib.figure import Figure
+
+        self.width = width
+        self.height = height
+        self.pixels = np.full((height, width, 3), 255, dtype=np.uint8)
+        self.figure = Figure(figsize=(width / 72, height / 72), dpi=72)  # a point is a pixel
+
+    def write(self, left: float, top: int, text: str, color: str) -> None:
+        """Write a line of text; `top` is the top of the line."""
+        style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": FONT, "va": "center_baseline"}
+        x = left / self.width
+        y = 1 - (top + LINE / 2) / self.height  # in matplotlib, the bottom is 0
+        self.figure.text(x, y, text, color=color, parse_math=False, **style)
+
+    def place(self, left: int, top: int, image: Image.Image) -> None:
+        """Copy an image to the page."""
+        self.pixels[top : top + image.height, left : left + image.width] = np.asarray(image)
+
+    def picture(self) -> Image.Image:
+        """Return the finished page."""
+        self.figure.figimage(self.pixels, zorder=-1)  # behind the texts
+        drawn = io.BytesIO()
+        self.figure.savefig(drawn, format="rgba", dpi=72)
+        return Image.frombytes("RGBA", (self.width, self.height), drawn.getvalue()).convert("RGB")
+
+
+def _cut_to_width(text: str, width: int) -> str:
+    """Return the beginning of a text that fits into a width in pixels."""
+    return text[: int(width / CHARACTER)]
 
 
 def choose(records: Records, n_images: int, seed: int) -> list[int]:
@@ -208,16 +258,30 @@ def choose(records: Records, n_images: int, seed: int) -> list[int]:
     rows = rng.permutation(records.rows("train"))[:SAMPLE]
     labels, known = records.states.labels_and_known(rows)
     present = (labels > 0) & known
-    shown, free = rng.random(present.shape[1]), np.ones(len(rows), dtype=bool)  # random values break ties
+    times_shown = rng.random(len(records.label_space))  # of each class; the random fractions break ties
+    free = np.ones(len(rows), dtype=bool)
     chosen: list[int] = []
     while len(chosen) < n_images and free.any():
-        available = present[free].any(axis=0)
-        of_class = present[:, np.where(available, shown, np.inf).argmin()] if available.any() else free
-        first = int((free & of_class).argmax())
-        free[first] = False
-        shown = shown + present[first]
-        chosen.append(int(rows[first]))
+        image = _free_image_of_rarest_class(present, times_shown, free)
+        free[image] = False
+        times_shown = times_shown + present[image]
+        chosen.append(int(rows[image]))
     return chosen
+
+
+def _free_image_of_rarest_class(
+    present: Bool[ndarray, "N C"], times_shown: Float64[ndarray, "C"], free: Bool[ndarray, "N"]
+) -> int:
+    """Return the first free image of the class that was shown least, among the classes that a free image has.
+
+    If no free image has a class, it is the first free image.
+    """
+    is_available = present[free].any(axis=0)
+    if not is_available.any():
+        return int(free.argmax())
+    rarest = np.where(is_available, times_shown, np.inf).argmin()
+    images = free & present[:, rarest]
+    return int(images.argmax())
 
 
 def pixels(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[ndarray, "S S 3"]:
@@ -227,20 +291,34 @@ def pixels(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[
     >>> pixels(half.tensor(Image.new("RGB", (1, 1), (7, 8, 9))), half)
     array([[[7, 8, 9]]], dtype=uint8)
     """
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocessing.mean, preprocessing.std))
-    scaled = ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-    return scaled.permute(1, 2, 0).numpy()
+    mean = torch.tensor(preprocessing.mean).view(3, 1, 1)
+    std = torch.tensor(preprocessing.std).view(3, 1, 1)
+    scaled = ((view * std + mean) * 255).round().clamp(0, 255)
+    return scaled.to(torch.uint8).permute(1, 2, 0).numpy()
 
 
-def _caption(records: Records, row: int, names: Sequence[str], room: int) -> list[tuple[str, int, str]]:
-    """Return the present and the unknown labels of an image as (text, offset in characters, color)."""
+class _CaptionPart(NamedTuple):
+    """A text in the caption of an image, its offset in characters, and its color."""
+
+    text: str
+    start: int
+    color: str
+
+
+def _caption(records: Records, row: int, names: Sequence[str], room: int) -> list[_CaptionPart]:
+    """Return the present and then the unknown labels of an image, in a line with room for `room` characters."""
     labels, known = records.states.labels_and_known(np.array([row]))
-    present = [names[k] for k in np.flatnonzero((labels[0] > 0) & known[0]).tolist()]
-    unknown = [f"{names[k]}?" for k in np.flatnonzero(~known[0]).tolist()]
-    text = fit_names(present, room) if present else "no labels"
-    start = len(text) + 3
-    parts = [(text, 0, BLACK if present else GRAY)]
-    return [*parts, (fit_names(unknown, room - start), start, GRAY)] if unknown and start < room else parts
+    is_present = (labels[0] > 0) & known[0]
+    present = [names[label] for label in np.flatnonzero(is_present).tolist()]
+    unknown = [f"{names[label]}?" for label in np.flatnonzero(~known[0]).tolist()]
+    first = _CaptionPart("no labels", 0, GRAY)
+    if present:
+        first = _CaptionPart(fit_names(present, room), 0, BLACK)
+    parts = [first]
+    start = len(first.text) + 3
+    if unknown and start < room:
+        parts.append(_CaptionPart(fit_names(unknown, room - start), start, GRAY))
+    return parts
 
 
 def drawable(name: str, number: int) -> str:
@@ -251,10 +329,12 @@ def drawable(name: str, number: int) -> str:
     """
     from matplotlib.font_manager import findfont, get_font
 
-    available = get_font(findfont("DejaVu Sans Mono")).get_charmap()
-    plain = "".join(char for char in unicodedata.normalize("NFKD", name) if not unicodedata.combining(char))
-    for text in (unicodedata.normalize("NFC", name), plain):
-        if all(ord(char) in available and not unicodedata.combining(char) for char in text):
+    drawable_characters = get_font(findfont("DejaVu Sans Mono")).get_charmap()
+    composed = unicodedata.normalize("NFC", name)  # letters with their accents, such as é
+    decomposed = unicodedata.normalize("NFKD", name)
+    without_accents = "".join(char for char in decomposed if not unicodedata.combining(char))
+    for text in (composed, without_accents):
+        if all(ord(char) in drawable_characters and not unicodedata.combining(char) for char in text):
             return text if len(text) <= LONGEST_NAME else text[: LONGEST_NAME - 1] + "…"
     return f"class {number}"
 
@@ -266,7 +346,10 @@ def fit_names(names: Sequence[str], room: int) -> str:
     ('cat, dog, owl', 'cat, dog +1', 'gira…')
     """
     for kept in range(len(names), 0, -1):
-        text = ", ".join(names[:kept]) + (f" +{len(names) - kept}" if kept < len(names) else "")
+        left_out = len(names) - kept
+        text = ", ".join(names[:kept])
+        if left_out:
+            text += f" +{left_out}"
         if len(text) <= room:
             return text
     return names[0][: room - 1] + "…"

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.console import Console
-from probmcl.data.records import Records, Split
+from probmcl.data.records import Records
 from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.evaluate import headline
 from probmcl.neighbors.training_images import TrainingImages
@@ -36,10 +36,13 @@ from probmcl.store.run_metadata import RunStatus, StoredCandidate, StoredTest
 
 T = TypeVar("T")
 
+UNFINISHED = (files.TRAINED, files.TRAINING, files.TESTED, files.MODEL_TESTED)
+"""The checkpoints that only an unfinished run needs. A finished run has the scores of its tests in its results."""
+
 
 @dataclass(frozen=True)
 class Format(Generic[T]):
-    """How the result of a phase is stored.
+    """How the result of a phase is stored. A result is never None.
 
     Attributes:
         row: the file, whose name contains the key of the phase.
@@ -75,47 +78,56 @@ def json_format(kind: TypeForm[T]) -> Format[T]:
 
 
 def candidate_format(identity: CandidateId) -> Format[Candidate]:
-    """Return the format that stores a candidate, with its parameters and validation scores, as safetensors."""
+    """Return the format that stores a candidate, with its parameters and validation scores, as safetensors.
 
-    def save(folder: RunFolder, key: str, candidate: Candidate) -> None:
-        tensors = {f"state.{name}": value for name, value in candidate.state.items()}
-        stored = StoredCandidate(
-            method=candidate.method,
-            settings=msgspec.to_builtins(candidate.settings),
-            validation=candidate.validation,
-            seconds=candidate.seconds,
-            fit_seconds=candidate.fit_seconds,
-            weight_decay=candidate.weight_decay,
-        )
-        folder.write_tensors(files.CANDIDATE.named(key), {**tensors, "scores": candidate.scores["val"]}, stored)
+    The key of the phase must be the key of the candidate.
+    """
 
     def load(folder: RunFolder, key: str) -> Candidate:
-        row = files.CANDIDATE.named(key)
-        tensors, stored = folder.read_tensors(row)
-        refuse_unnamed(stored.method, '`loss="{method}"`')  # the folder may come from a stranger
-        scores: dict[Split, Tensor] = {"val": _scores(tensors, folder.path / row)}
-        state = {name.removeprefix("state."): value for name, value in tensors.items() if name != "scores"}
-        return Candidate(
-            identity,
-            method=stored.method,
-            settings=method_settings(stored.method, changes=stored.settings),
-            state=state,
-            scores=scores,
-            validation=stored.validation,
-            seconds=stored.seconds,
-            fit_seconds=stored.fit_seconds,
-            weight_decay=stored.weight_decay,
-        )
+        return load_candidate(folder, identity)
 
-    return Format(files.CANDIDATE, save, load)
+    return Format(files.CANDIDATE, _save_candidate, load)
+
+
+def _save_candidate(folder: RunFolder, key: str, candidate: Candidate) -> None:
+    tensors = {f"state.{name}": value for name, value in candidate.state.items()}
+    tensors["scores"] = candidate.scores["val"]
+    stored = StoredCandidate(
+        method=candidate.method,
+        settings=msgspec.to_builtins(candidate.settings),
+        validation=candidate.validation,
+        seconds=candidate.seconds,
+        fit_seconds=candidate.fit_seconds,
+        weight_decay=candidate.weight_decay,
+    )
+    folder.write_tensors(files.CANDIDATE.named(key), tensors, stored)
 
 
 def load_candidate(folder: RunFolder, identity: CandidateId) -> Candidate:
-    """Load a candidate from a run folder."""
-    return candidate_format(identity).load(folder, identity.key)
+    """Load a candidate from a run folder, with its scores and metrics on validation but not those on test.
+
+    Raise `RunError` if its file is damaged, and `SettingsError` if it names a method from outside this package that is
+    not imported yet.
+    """
+    file = files.CANDIDATE.named(identity.key)
+    tensors, stored = folder.read_tensors(file)
+    refuse_unnamed(stored.method, '`loss="{method}"`')  # the folder may come from a stranger
+    validation_scores = _stored_scores(tensors, folder.path / file)
+    return Candidate(
+        identity,
+        method=stored.method,
+        settings=method_settings(stored.method, changes=stored.settings),
+        state={name.removeprefix("state."): value for name, value in tensors.items() if name != "scores"},
+        scores={"val": validation_scores},
+        validation=stored.validation,
+        seconds=stored.seconds,
+        fit_seconds=stored.fit_seconds,
+        weight_decay=stored.weight_decay,
+    )
 
 
-def _scores(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
+def _stored_scores(tensors: Mapping[str, Tensor], path: Path) -> Tensor:
+    """Return the scores among the tensors of a file; `RunError` if the file has none."""
     if "scores" not in tensors:
         raise RunError(f"{path}: has no scores; {DAMAGED}")
     return tensors["scores"]
@@ -144,7 +156,8 @@ def _save_test(folder: RunFolder, key: str, test: ScoredTest) -> None:
 def _load_test(folder: RunFolder, key: str) -> ScoredTest:
     row = files.TESTED.named(key)
     tensors, stored = folder.read_tensors(row)
-    return ScoredTest(_scores(tensors, folder.path / row), stored.evaluation, stored.retrieval)
+    scores = _stored_scores(tensors, folder.path / row)
+    return ScoredTest(scores, stored.evaluation, stored.retrieval)
 
 
 TEST_FORMAT = Format(files.TESTED, _save_test, _load_test)
@@ -170,11 +183,12 @@ def _save_model_test(folder: RunFolder, key: str, test: ModelTest) -> None:
 
 def _load_model_test(folder: RunFolder, key: str) -> ModelTest:
     tensors, evaluation = folder.read_tensors(files.MODEL_TESTED)
-    return ModelTest(_scores(tensors, folder.path / files.MODEL_TESTED), evaluation)
+    scores = _stored_scores(tensors, folder.path / files.MODEL_TESTED)
+    return ModelTest(scores, evaluation)
 
 
 MODEL_TEST_FORMAT = Format(files.MODEL_TESTED, _save_model_test, _load_model_test)
-"""Stores the test of the model that users load as safetensors."""
+"""Stores the test of the model that users load as safetensors. A run has one such model, so the key is not used."""
 
 
 def _save_neighbors(folder: RunFolder, key: str, images: TrainingImages) -> None:
@@ -186,7 +200,7 @@ def _load_neighbors(folder: RunFolder, key: str) -> TrainingImages:
 
 
 NEIGHBORS_FORMAT = Format(files.NEIGHBORS, _save_neighbors, _load_neighbors)
-"""Stores the features of the training images, in the file that the finished run keeps."""
+"""Stores the features of the training images, in the one file that the finished run keeps. The key is not used."""
 
 
 def finished_phases(folder: RunFolder) -> set[str]:
@@ -194,12 +208,9 @@ def finished_phases(folder: RunFolder) -> set[str]:
     names: list[str] = []
     if is_main_process():
         names = [f"{files.CHECKPOINTS}/{path.name}" for path in folder.checkpoints.glob("*")]
-        names += [row.name for row in (files.NEIGHBORS,) if folder.has(row)]
+        if folder.has(files.NEIGHBORS):  # the only phase whose result is not a checkpoint
+            names.append(files.NEIGHBORS.name)
     return set(broadcast(names))
-
-
-UNFINISHED = (files.TRAINED, files.TRAINING, files.TESTED, files.MODEL_TESTED)
-"""The checkpoints that only an unfinished run needs. A finished run has the scores of its tests in its results."""
 
 
 def tidy_up(folder: RunFolder) -> None:
@@ -209,7 +220,9 @@ def tidy_up(folder: RunFolder) -> None:
     for path in folder.checkpoints.iterdir():
         if path.is_dir():
             delete_cache(path)
-        elif any(row.describes(f"{files.CHECKPOINTS}/{path.name}") for row in UNFINISHED):
+            continue
+        name = f"{files.CHECKPOINTS}/{path.name}"
+        if any(row.describes(name) for row in UNFINISHED):
             path.unlink()
 
 
@@ -235,42 +248,49 @@ class RunState:
 
         A phase whose file is damaged is computed again.
         """
-        name = storage.name(key)
-        if name in self._finished:
-            try:
-                return storage.load(self.folder, key)
-            except RunError as error:
-                self._compute_again(name, error)
+        stored = self._stored(key, storage)
+        if stored is not None:
+            return stored
         result = storage.synchronize(compute())
         if is_main_process():
             storage.save(self.folder, key, result)
         return result
 
-    def _compute_again(self, name: str, error: RunError) -> None:
-        self._finished.discard(name)
-        self.console.print(f"note: {error}; it is computed again")
+    def _stored(self, key: str, storage: Format[T]) -> T | None:
+        """Return the stored result of a phase, or None if the phase is not complete.
+
+        A phase whose file is damaged counts as not complete from then on, so the damage is printed once.
+        """
+        name = storage.name(key)
+        if name not in self._finished:
+            return None
+        try:
+            return storage.load(self.folder, key)
+        except RunError as error:
+            self._finished.discard(name)
+            self.console.print(f"note: {error}; it is computed again")
+            return None
 
     def candidate(self, identity: CandidateId, compute: Callable[[], Candidate]) -> Candidate:
         """Return a candidate, computed once, and save the best candidate so far as the model of the run."""
-        if identity not in self.candidates:
-            candidate = self.once(identity.key, compute, candidate_format(identity))
-            self.candidates.add(candidate)
-            self._publish_best()
-            self._print_candidate(candidate, "; saved" if self.candidates.best() is candidate else "")
-        return self.candidates[identity]
+        if identity in self.candidates:
+            return self.candidates[identity]
+        candidate = self.once(identity.key, compute, candidate_format(identity))
+        self.candidates.add(candidate)
+        self._publish_best()
+        is_best = self.candidates.best() is candidate
+        self._print_candidate(candidate, "; saved" if is_best else "")
+        return candidate
 
     def restore(self, identities: Iterable[CandidateId]) -> None:
-        """Load all candidates of an interrupted run so that the best of them remains the saved model."""
+        """Load all candidates of an interrupted run so that the best of them remains the saved model.
+
+        Args:
+            identities: the possible candidates of the run, in the order in which it computes them.
+        """
         for identity in identities:
-            storage = candidate_format(identity)
-            name = storage.name(identity.key)
-            if name not in self._finished:
-                continue
-            try:
-                candidate = storage.load(self.folder, identity.key)
-            except RunError as error:
-                self._compute_again(name, error)
-            else:
+            candidate = self._stored(identity.key, candidate_format(identity))
+            if candidate is not None:
                 self.candidates.add(candidate)
                 self._print_candidate(candidate, "; already done")
         if self.candidates:
@@ -295,8 +315,10 @@ class RunState:
             self.record("running")
 
     def _print_candidate(self, candidate: Candidate, status: str) -> None:
+        """Print the validation scores of a candidate, its gain over the frozen probe, and its note."""
         gain = self.candidates.gain(candidate)
-        scores = headline(candidate.validation, gain=str(gain or ""))
+        gain_text = "" if gain is None else str(gain)
+        scores = headline(candidate.validation, gain=gain_text)
         self.console.print(f"{candidate.name}: val {scores}{status}")
         print_notes(self.console, [candidate])
 
@@ -310,4 +332,5 @@ def print_notes(console: Console, candidates: Iterable[Candidate]) -> None:
 
 def seed_phase(seed: int, random_stream: str) -> None:
     """Seed torch for one phase so that its random numbers do not depend on earlier phases."""
-    torch.manual_seed(zlib.crc32(f"{seed} {random_stream}".encode()))
+    phase_seed = zlib.crc32(f"{seed} {random_stream}".encode())
+    torch.manual_seed(phase_seed)

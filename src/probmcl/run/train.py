@@ -103,6 +103,11 @@ def train_run(
     if run.has(files.METADATA):
         with _locked(run):
             return _resume(RunFolder.existing(folder), data, settings, console, control)
+    return _start(run, data, settings, console, control)
+
+
+def _start(run: RunFolder, data: PreparedData, settings: Settings, console: Console, control: RunControl) -> Run:
+    """Create the folder of a run and complete the run."""
     refuse_empty_splits(data.records)
     encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing
     refuse_unbuildable(settings, encoder, data.records.label_space)
@@ -138,7 +143,7 @@ def _locked(run: RunFolder) -> Iterator[None]:
 
 
 def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
-    """Go through the phases of a run: probe, plan, training, tests, calibration, neighbors."""
+    """Go through the phases of a run. Phases that an interrupted run has already completed are skipped."""
     folder = state.folder
     workspace = Workspace.open(state.records, state.settings, encoder, folder.checkpoints, state.console)
     workspace.describe()
@@ -152,17 +157,16 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
     for job in plan.jobs(state.settings.jobs):
         train_job(state, workspace, job)
 
-    kept = state.candidates.best()
-    compared = list(dict.fromkeys([FROZEN_PROBE, *control.test(state.candidates)]))
-    probes = [kept.id] if kept.method == "probe" else []  # their features are also evaluated by retrieval
-    for identity in dict.fromkeys([*probes, *compared]):
-        _test_candidate(state, workspace, identity)
-    kept = state.candidates.best()  # with its retrieval metrics
-    calibrated = functools.partial(calibrate_candidate, workspace, kept, folder.path)
-    calibration = state.once("calibration", calibrated, json_format(Calibration))
-    kept = _test_kept(state, kept, calibration)
+    compared = _compared(state, control)
+    _test_candidates(state, workspace, compared)
+    best = state.candidates.best()  # with its test scores, if it has been tested
+    calibration = state.once(
+        "calibration", lambda: calibrate_candidate(workspace, best, folder.path), json_format(Calibration)
+    )
+    kept = _test_kept(state, best, calibration)
     if state.settings.neighbors:
         state.once("neighbors", lambda: training_images(workspace, kept), NEIGHBORS_FORMAT)
+
     _write_results(state, compared, kept)
     _finish(state)
     _print_summary(state, kept, calibration)
@@ -173,19 +177,19 @@ def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
 
 
 def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> None:
+    """Raise an error if the folder has a run with other records, or with settings that change its result."""
     if records_digest(records) != run.read(files.METADATA).records:
         problem = "the images, labels or splits have changed since the run started; restore them or start a new run"
         raise RunError(f"{run.path}: {problem}")
-    before = read_settings(run)
-    if replace(before, device=settings.device, workers=settings.workers, cache=settings.cache) != settings:
+    stored = read_settings(run)
+    # These three settings may differ, since they do not change the result.
+    comparable = replace(stored, device=settings.device, workers=settings.workers, cache=settings.cache)
+    if comparable != settings:
         raise RunError(f"{run.path} is a run with different settings; choose another folder")
 
 
 def _check_images(run: RunFolder, records: Records, console: Console, accept: bool) -> None:
-    """Refuse changed images, or accept them and delete the activations and features cached from the old ones.
-
-    The signatures are written last, so that a run that is interrupted here finds the changes again.
-    """
+    """Refuse changed images, or accept them and delete the activations and features cached from the old ones."""
     changes = accepted_changes(run.path, records.paths, console, accept=accept)
     if changes is None:
         return
@@ -193,11 +197,13 @@ def _check_images(run: RunFolder, records: Records, console: Console, accept: bo
         for path in run.checkpoints.iterdir():
             if path.is_dir():
                 delete_cache(path)
-        metadata, warning = run.read(files.METADATA), changes.warning()
+        warning = changes.warning()
+        metadata = run.read(files.METADATA)
         if warning not in metadata.warnings:
             warned = structs.replace(metadata, warnings=(*metadata.warnings, warning))
             run.write(files.METADATA, warned)
         console.print(f"warning: {warning.message}")
+    # The signatures are written last, so that a run that is interrupted here finds the changes again.
     rows = signature_rows(records.paths, changes.signatures)
     run.update({files.IMAGES: encoded_rows(files.IMAGES, rows)})
 
@@ -210,9 +216,11 @@ def on_main_process(work: Callable[[], None]) -> None:
             work()
         except (OSError, ProbmclError) as error:
             failure = error
-    problem = broadcast(None if failure is None else str(failure))
-    if problem is not None:
-        raise failure or RunError(problem)
+    message = broadcast(None if failure is None else str(failure))
+    if failure is not None:
+        raise failure
+    if message is not None:  # on the other processes, which have only the text of the error
+        raise RunError(message)
 
 
 @contextmanager
@@ -232,22 +240,39 @@ def _recorded_status(run: RunFolder, records: Records, settings: Settings, conso
     with _interrupt_noted(run):
         state = RunState(run, records, settings, console)
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
-            state.restore([FROZEN_PROBE, *(identity for job in settings.jobs for identity in candidate_ids(job))])
+        with torch.random.fork_rng(devices=[]), _warnings_printed_as_notes(console):
+            state.restore(_possible_candidates(settings))
             state.record("running")
             yield state
     except BaseException as error:
+        was_interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
         with suppress(OSError):  # the disk may be full, and a second error must not hide the first
             if run.read(files.METADATA).status != "finished":
-                state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+                state.record("interrupted" if was_interrupted else "failed")
         raise
+
+
+def _possible_candidates(settings: Settings) -> list[CandidateId]:
+    """Return the candidates that a run can have, in the order in which it computes them."""
+    identities = [FROZEN_PROBE]
+    for job in settings.jobs:
+        identities += candidate_ids(job)
+    return identities
+
+
+@contextmanager
+def _warnings_printed_as_notes(console: Console) -> Iterator[None]:
+    """Print Python warnings as notes of the run."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
+        yield
 
 
 def read_run(folder: RunFolder) -> Run:
     """Read a finished run from its folder, with the metrics of the tested candidates."""
     metadata = folder.read(files.METADATA)
-    candidates, kept = {}, None
+    candidates: dict[CandidateId, Candidate] = {}
+    kept: Candidate | None = None
     for entry in metadata.candidates:
         identity = CandidateId(entry.method, entry.head, entry.trial)
         candidate = load_candidate(folder, identity)
@@ -255,8 +280,11 @@ def read_run(folder: RunFolder) -> Run:
         if folder.has(metrics):
             candidate = replace(candidate, test=folder.read(metrics))
         if entry.name == metadata.kept:
+            # Its metrics are those of the calibrated model, which may differ from those compared with other candidates.
             kept = replace(candidate, test=folder.read(files.EVALUATION))
-        candidates[identity] = candidate if candidate.test or kept is None or kept.id != identity else kept
+            if candidate.test is None:
+                candidate = kept
+        candidates[identity] = candidate
     assert kept is not None
     return Run(folder.path, candidates, kept, list(metadata.warnings), metadata.seconds)
 
@@ -283,48 +311,72 @@ def _measure_costs(state: RunState, workspace: Workspace, frozen: Candidate) -> 
 
 
 def _make_plan(state: RunState, workspace: Workspace, frozen: Candidate, planner: Planner) -> EpochPlan:
-    """Plan the epochs of each job. The costs are a phase of their own, so that a plan made again is the same."""
+    """Plan the epochs of each job."""
+    # The costs are a phase of their own, so that a plan that is made again is the same.
     costs = state.once("costs", lambda: _measure_costs(state, workspace, frozen), json_format(Costs))
     return planner(costs, costs.spent)
 
 
 def _print_plan(plan: EpochPlan, console: Console) -> None:
+    """Print the plan, and the words for the two candidates of each method that is trained."""
     for message in plan.messages:
         console.print(message)
     if plan.epochs:
         console.print("own head: its own classifier; re-probed: a new probe; +/−: over the frozen probe")
 
 
+def _compared(state: RunState, control: RunControl) -> list[CandidateId]:
+    """Return the candidates whose raw test scores are compared: the frozen probe, and those that the caller names."""
+    identities = [FROZEN_PROBE, *control.test(state.candidates)]
+    return list(dict.fromkeys(identities))
+
+
+def _test_candidates(state: RunState, workspace: Workspace, compared: Sequence[CandidateId]) -> None:
+    """Test the compared candidates and, if it is a probe, the best one, whose features are evaluated by retrieval.
+
+    A best candidate of another kind is tested later, as the model that users load.
+    """
+    best = state.candidates.best()
+    tested = list(compared)
+    if best.method == "probe":
+        tested.insert(0, best.id)
+    for identity in dict.fromkeys(tested):  # the best one may also be compared
+        _test_candidate(state, workspace, identity)
+
+
 def _test_candidate(state: RunState, workspace: Workspace, identity: CandidateId) -> None:
     """Add the test scores of a candidate. Like its validation scores, they may come from cached activations."""
     candidate = state.candidates[identity]
-    tested = state.once(identity.key, lambda: evaluate_on_test(workspace, candidate), TEST_FORMAT)
-    scores = {**candidate.scores, "test": tested.scores}
-    candidate = replace(candidate, scores=scores, test=tested.evaluation, retrieval=tested.retrieval)
-    state.candidates.add(candidate)
+    result = state.once(identity.key, lambda: evaluate_on_test(workspace, candidate), TEST_FORMAT)
+    scores = {**candidate.scores, "test": result.scores}
+    tested = replace(candidate, scores=scores, test=result.evaluation, retrieval=result.retrieval)
+    state.candidates.add(tested)
 
 
-def _test_kept(state: RunState, kept: Candidate, calibration: Calibration) -> Candidate:
-    """Score the kept candidate on test with the model that users load, and return it with these scores."""
+def _test_kept(state: RunState, best: Candidate, calibration: Calibration) -> Candidate:
+    """Score the best candidate on test with the model that users load, and return it with these scores."""
     on_main_process(lambda: state.folder.write(CALIBRATION_FILE, calibration))  # the model needs it
-    tested = state.once("model", lambda: evaluate_loaded_model(state), MODEL_TEST_FORMAT)
+    result = state.once("model", lambda: evaluate_loaded_model(state), MODEL_TEST_FORMAT)
     state.run_record.replace_warning(RunWarning("calibration", calibration.warning))
-    state.run_record.replace_warning(RunWarning("chance", chance_warning(tested.evaluation)))
-    scores = {**kept.scores, "test": tested.scores}
-    if kept.test is None:  # otherwise it keeps the scores that are compared with those of the other candidates
-        raw = evaluate_split(state.records, "test", tested.scores, kept.note)
-        state.candidates.add(replace(kept, scores=scores, test=raw))
-    return replace(kept, scores=scores, test=tested.evaluation)
+    state.run_record.replace_warning(RunWarning("chance", chance_warning(result.evaluation)))
+    scores = {**best.scores, "test": result.scores}
+    if best.test is None:  # otherwise it keeps the scores that are compared with those of the other candidates
+        raw = evaluate_split(state.records, "test", result.scores, best.note)
+        state.candidates.add(replace(best, scores=scores, test=raw))
+    return replace(best, scores=scores, test=result.evaluation)
 
 
-def _write_results(state: RunState, tested: Sequence[CandidateId], kept: Candidate) -> None:
-    """Write the predictions and metrics of the kept candidate and of all tested ones."""
-    candidates = state.candidates.values()
-    state.run_record.add_test_scores({c.name: c.test.mAP for c in candidates if c.test is not None})
+def _write_results(state: RunState, compared: Sequence[CandidateId], kept: Candidate) -> None:
+    """Write the predictions and metrics of the kept candidate and of all compared ones."""
+    test_scores: dict[str, float | None] = {}
+    for candidate in state.candidates.values():
+        if candidate.test is not None:
+            test_scores[candidate.name] = candidate.test.mAP
+    state.run_record.add_test_scores(test_scores)
     if not is_main_process():
         return
     assert isinstance(kept.test, ModelEvaluation)
-    for identity in tested:
+    for identity in compared:
         _write_candidate_results(state, state.candidates[identity])
     write_split_scores(state.folder, state.folder.path, state.records, "test", kept.scores["test"])
     state.folder.write(files.EVALUATION, kept.test)
@@ -356,13 +408,18 @@ def _finish(state: RunState) -> None:
 def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -> None:
     """Print the scores of the kept candidate, the notes of all candidates, and the calibration."""
     console = state.console
-    gain = state.candidates.gain(kept)
-    frozen = (state.run_record.metadata.test_mAP or {})[FROZEN_PROBE.name]
-    noise = f" (its gain of {gain} on validation may be noise)" if gain and gain.is_noise else ""
-    compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
     assert isinstance(kept.test, ModelEvaluation)
     scores = headline(structs.replace(kept.test, macro_auroc_interval=None))  # one interval fits on a terminal
-    console.print(f"kept: {kept.name}{noise}; test {scores}{compared}")
+    gain = state.candidates.gain(kept)
+    noise = ""
+    if gain is not None and gain.is_noise:
+        noise = f" (its gain of {gain} on validation may be noise)"
+    test_map_of = state.run_record.metadata.test_mAP or {}
+    frozen = test_map_of[FROZEN_PROBE.name]
+    reference = ""
+    if gain is not None and frozen is not None:
+        reference = f"; frozen probe: mAP {percent(frozen)}"
+    console.print(f"kept: {kept.name}{noise}; test {scores}{reference}")
     others = [candidate for candidate in state.candidates.values() if candidate.id != kept.id]
     others.sort(key=lambda candidate: -candidate.validation_map)
     print_notes(console, [kept, *others])

@@ -45,6 +45,7 @@ _MODULES = ("options", "recipe_files", "schema", "build")
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name of this package when it is first used."""
     if name in __all__:
         for module in _MODULES:
             found = vars(import_module(f"probmcl.settings.{module}"))

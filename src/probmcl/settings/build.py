@@ -35,6 +35,9 @@ AUTO_KEYS = ("encoder.name", "tune", "intensity", "device")
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
+CONFIG_FILE = CONFIG.holding(Settings)
+"""The row of config.json. The settings of the methods in it are plain values; see `read_settings`."""
+
 
 # From options to settings.
 
@@ -50,14 +53,22 @@ def given_settings(options: Options) -> dict[str, Any]:
     stored = {field.name for field in dataclasses.fields(StoredSettings)}
     settings: dict[str, Any] = {}
     for declared in declared_options(type(options)):
-        path = declared.name if declared.name in stored else declared.option.sets
-        if path and declared.name in options.given:
-            table, _, key = path.rpartition(".")
-            target = settings.setdefault(table, {}) if table else settings
-            value = options.given[declared.name]
-            target[key] = dict(value) if isinstance(value, Mapping) else value
-    if "weights" in settings.get("encoder", {}):
-        settings["encoder"]["weights"] = find_weights(settings["encoder"]["weights"])
+        if declared.name not in options.given:
+            continue
+        path = declared.option.sets
+        if declared.name in stored:
+            path = declared.name  # such an option is itself a setting
+        if not path:
+            continue
+        value = options.given[declared.name]
+        if isinstance(value, Mapping):
+            value = dict(value)
+        table, _, key = path.rpartition(".")
+        target = settings.setdefault(table, {}) if table else settings
+        target[key] = value
+    encoder = settings.get("encoder", {})
+    if "weights" in encoder:
+        encoder["weights"] = find_weights(encoder["weights"])
     if "cache" in settings:
         settings["cache"] = cache_folder(settings["cache"])
     return settings
@@ -104,11 +115,14 @@ def layered_settings(layers: Mapping[ValueOrigin, Mapping[str, Any]]) -> Setting
     merged: dict[str, Any] = {}
     origins: dict[str, ValueOrigin] = {}
     for origin, layer in layers.items():
-        origins |= dict.fromkeys(option_keys(layer), origin)
+        for key in option_keys(layer):
+            origins[key] = origin
         for key, value in layer.items():
-            before = merged.get(key)
-            are_tables = isinstance(value, dict) and isinstance(before, dict)
-            merged[key] = before | value if are_tables else value
+            earlier = merged.get(key)
+            if isinstance(value, dict) and isinstance(earlier, dict):
+                merged[key] = earlier | value
+            else:
+                merged[key] = value
     return make_settings(merged, origins)
 
 
@@ -127,6 +141,8 @@ def make_settings(options: Mapping[str, Any], origins: Mapping[str, ValueOrigin]
     3
     """
     _refuse_wrong_tables(options)
+    if origins is None:
+        origins = dict.fromkeys(option_keys(options), "user")
     keys = dict(options)
     method = keys.pop("method", "auto")
     preset = keys.pop("preset", "default")
@@ -137,50 +153,75 @@ def make_settings(options: Mapping[str, Any], origins: Mapping[str, ValueOrigin]
         raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
     if isinstance(keys.get("budget"), str):
         keys["budget"] = parse_duration(keys["budget"])
-    if origins is None:
-        origins = dict.fromkeys(option_keys(options), "user")
-    given = dict(origins)
-    if keys.get("device") == "auto":
-        given.pop("device", None)
-    keys["device"] = find_device(keys.get("device", "auto"))
+
+    keys["device"] = find_device(options.get("device", "auto"))
     on_cpu = keys["device"] == "cpu"
     keys.setdefault("tune", "last" if on_cpu else "all")
     if keys["tune"] not in get_args(Tune):
         raise SettingsError(f"tune={keys['tune']!r} is not valid; {suggestion(str(keys['tune']), get_args(Tune))}")
-    keys["encoder"] = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER} | encoder
+    default_encoder = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER}
+    keys["encoder"] = default_encoder | encoder
     if encoder.get("weights") == "none":
         keys["encoder"]["weights"] = None
+
     keys["probe"] = dict(keys.get("probe", {}))
     if method == "probe":
         keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
     jobs = tuple(_jobs(method, preset, changes, training, keys["tune"]))
     settings = convert_settings({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
+    given = dict(origins)
+    if options.get("device") == "auto":
+        given.pop("device", None)  # the machine decides, although the option was given
     return replace(settings, origins=_origins(settings, given))
 
 
 def _refuse_wrong_tables(options: Mapping[str, Any]) -> None:
+    """Raise an error if a value is not a text or a table as it must be, or if a key is not for users."""
     names = (options.get("method", "auto"), options.get("preset", "default"))
     tables = [options.get(table, {}) for table in ("settings", "training", "encoder", "probe")]
-    if not all(isinstance(name, str) for name in names) or not all(isinstance(table, dict) for table in tables):
+    are_texts = all(isinstance(name, str) for name in names)
+    are_tables = all(isinstance(table, dict) for table in tables)
+    if not are_texts or not are_tables:
         raise SettingsError(
             "method and preset must be strings, and [settings], [training], [encoder] and [probe] must be tables"
         )
-    for key in {"jobs", "origins"} & options.keys():
-        raise SettingsError(f"unknown key {key!r}; set a method, its [settings] and its [training]")
+    for key in ("jobs", "origins"):  # fields of `Settings` that are derived from the other keys
+        if key in options:
+            raise SettingsError(f"unknown key {key!r}; set a method, its [settings] and its [training]")
 
 
 def _jobs(
     method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
 ) -> Iterator[TrainingJob]:
-    if method == "auto" and (changes or preset != "default"):
-        subject = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
-        raise SettingsError(f'{subject} cannot be combined with method auto; name a method, as in `method="probmcl"`')
-    for name in {"auto": AUTO, "probe": ()}.get(method, (method,)):
+    """Yield the training jobs of a method: several for `auto`, and none for `probe`, which every run fits anyway.
+
+    Args:
+        method: the requested method.
+        preset: the preset of its settings.
+        changes: changes to the preset.
+        training: the training settings that are given; the others have the defaults of the method.
+        tune: the part of the encoder that is trained.
+    """
+    names: tuple[str, ...] = (method,)
+    if method == "auto":
+        _refuse_settings_with_auto(preset, changes)
+        names = AUTO
+    elif method == "probe":
+        names = ()
+    for name in names:
         settings = method_settings(name, preset, changes)
         values = default_training(name, tune) | training
         if method == "auto" and isinstance(training.get("epochs"), int):  # these epochs have two views of each image
             values["epochs"] = 2 * training["epochs"] // find_method(name).n_views
         yield TrainingJob(full_name(name), settings, convert_settings(values, Training, where="training"))
+
+
+def _refuse_settings_with_auto(preset: str, changes: Mapping[str, Any]) -> None:
+    """Raise an error if settings of a method are given without the name of the method."""
+    if preset == "default" and not changes:
+        return
+    subject = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
+    raise SettingsError(f'{subject} cannot be combined with method auto; name a method, as in `method="probmcl"`')
 
 
 def default_training(method: str, tune: Tune) -> dict[str, Any]:
@@ -200,10 +241,11 @@ def parse_duration(text: str) -> float:
     (1800.0, 5400.0)
     """
     number = r"(\d+\.?\d*|\.\d+)"
-    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
-    if parts is None or not any(parts.groups()):
+    duration = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
+    if duration is None or not any(duration.groups()):
         raise SettingsError(f"budget {text!r} is not a duration; use hours, minutes or seconds, as in 30m or 1h30m")
-    total = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True))
+    seconds_per_unit = (3600, 60, 1)
+    total = sum(float(part or 0) * unit for part, unit in zip(duration.groups(), seconds_per_unit, strict=True))
     if total <= 0:
         raise SettingsError(f"budget {text!r} must be above 0, as in 30m")
     return total
@@ -215,18 +257,23 @@ def option_keys(options: Mapping[str, Any]) -> list[str]:
     >>> option_keys({"method": "bce", "training": {"epochs": 3}})
     ['method', 'training.epochs']
     """
-    tables = {key: value if isinstance(value, dict) else {"": None} for key, value in options.items()}
-    return [f"{key}.{name}".removesuffix(".") for key, table in tables.items() for name in table]
+    keys = []
+    for key, value in options.items():
+        if isinstance(value, dict):
+            keys += [f"{key}.{name}" for name in value]
+        else:
+            keys.append(key)
+    return keys
 
 
 def _origins(settings: Settings, given: Mapping[str, ValueOrigin]) -> dict[str, ValueOrigin]:
     """Return the origin of every setting, given the origins of the options that were set."""
-    values = dataclasses.asdict(replace(settings, intensity=None))
+    values = dataclasses.asdict(replace(settings, intensity=None))  # this one is a single setting, not a table
     del values["jobs"], values["origins"]
     origins: dict[str, ValueOrigin] = {}
     for key in option_keys(values):
         origins[key] = given.get(key, "auto" if key in AUTO_KEYS else "default")
-    preset = given.get("preset", "default")
+    preset = given.get("preset", "default")  # also the origin of the settings that the preset determines
     if settings.method == "probe":
         origins["probe.loss"] = given.get("settings.loss", preset)
     for job in settings.jobs:
@@ -242,10 +289,6 @@ def _origins(settings: Settings, given: Mapping[str, ValueOrigin]) -> dict[str, 
 # From the file of a run to settings.
 
 
-CONFIG_FILE = CONFIG.holding(Settings)
-"""The row of config.json. The settings of the methods in it are plain values; see `read_settings`."""
-
-
 def read_settings(folder: RunFolder) -> Settings:
     """Read the settings of a run.
 
@@ -256,7 +299,8 @@ def read_settings(folder: RunFolder) -> Settings:
     for number, job in enumerate(stored.jobs):
         refuse_unnamed(job.method, '`loss="{method}"`')
         try:
-            settings = method_settings(job.method, changes=convert(job.settings, dict[str, Any]))
+            values = convert(job.settings, dict[str, Any])
+            settings = method_settings(job.method, changes=values)
         except ValueError as error:
             place = f"{folder.path / CONFIG}: jobs[{number}].settings"
             raise RunError(f"{place}: {error}; {DAMAGED}") from error
@@ -266,14 +310,20 @@ def read_settings(folder: RunFolder) -> Settings:
 
 def refuse_unnamed(method: str, option: str) -> None:
     """Raise an error if an external method is named only by a run folder; `option` tells the user how to name it."""
+    if method in METHODS:
+        return
     module, _, attribute = method.partition(":")
-    loaded = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
-    if method not in METHODS and (loaded is None or not (module.endswith(".py") or _is_method(loaded))):
-        problem = f"method {method!r} is not part of probmcl and is not loaded just because a folder names it"
-        raise SettingsError(f"{problem}; pass {option.format(method=method)}")
+    if module in sys.modules:
+        loaded = vars(sys.modules[module]).get(attribute)
+        # A loss in a file is loaded under the path of its file, and only if the user has named it.
+        if loaded is not None and (module.endswith(".py") or _is_method(loaded)):
+            return
+    problem = f"method {method!r} is not part of probmcl and is not loaded just because a folder names it"
+    raise SettingsError(f"{problem}; pass {option.format(method=method)}")
 
 
 def _is_method(loaded: object) -> bool:
+    """Return whether an object is the class of a method."""
     from probmcl.methods.base import Method
 
     return isinstance(loaded, type) and issubclass(loaded, Method)

@@ -113,22 +113,22 @@ def declared_options(declaration: type[Any]) -> Iterator[Declared]:
     [('epochs', 'training.epochs')]
     """
     hints = typing.get_type_hints(declaration, include_extras=True)
-    for each in dataclasses.fields(declaration):
-        if each.init:
-            type_, option = option_of(hints[each.name])
-            yield Declared(each.name, type_, option, each.default, is_keyword=bool(each.kw_only))
+    for declared in dataclasses.fields(declaration):
+        if declared.init:  # all but `Options.given`, which is not an option
+            type_, option = option_of(hints[declared.name])
+            yield Declared(declared.name, type_, option, declared.default, is_keyword=bool(declared.kw_only))
 
 
 def option_of(hint: Any, default: Option | None = None) -> tuple[Any, Option]:
-    """Return the type and the option of an annotation; `default` is the option of one that declares none.
+    """Return the type and the option of an annotation; `default` is the option of an annotation without one.
 
     >>> option_of(typing.Annotated[int, Option("number of epochs")])[1].help
     'number of epochs'
     """
     if typing.get_origin(hint) is typing.Annotated:
         type_, *metadata = typing.get_args(hint)
-        options = [each for each in metadata if isinstance(each, Option)]
-        return type_, options[-1]
+        options = [item for item in metadata if isinstance(item, Option)]
+        return type_, options[-1]  # of nested annotations, the outer one counts
     if default is None:
         raise TypeError(f"{hint} declares no option")
     return hint, default
@@ -178,7 +178,8 @@ def method_keywords_of(
             return method(self, options_of(declaration, given))
 
         owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        _describe(call, signature.replace(parameters=[owner, *signature.parameters.values()]), declaration)
+        with_owner = signature.replace(parameters=[owner, *signature.parameters.values()])
+        _describe(call, with_owner, declaration)
         return call
 
     return decorate
@@ -205,23 +206,24 @@ def _given(
             hint = suggestion(keyword, known)
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}; {hint}")
     try:
-        values = signature.bind(*arguments, **keywords).arguments
+        bound = signature.bind(*arguments, **keywords)
     except TypeError as error:
         raise TypeError(f"{name}(): {error}") from None
-    return {
-        key: value
-        for key, value in values.items()
-        if value is not None or known[key].default is inspect.Signature.empty
-    }
+    given = {}
+    for key, value in bound.arguments.items():
+        is_required = known[key].default is inspect.Signature.empty
+        if value is not None or is_required:
+            given[key] = value
+    return given
 
 
 def _describe(call: Callable[..., Any], signature: inspect.Signature, declaration: Callable[..., Any]) -> None:
     """Set the signature of a public function, and list its options in its docstring."""
     assert isinstance(declaration, type)
-    returned = call.__annotations__.get("return", inspect.Signature.empty)
-    annotations = {option.name: option.type for option in declared_options(declaration)}
-    call.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
-    call.__annotations__ = {**annotations, "return": returned}
+    return_type = call.__annotations__.get("return", inspect.Signature.empty)
+    type_of_option = {declared.name: declared.type for declared in declared_options(declaration)}
+    call.__signature__ = signature.replace(return_annotation=return_type)  # type: ignore[attr-defined]
+    call.__annotations__ = {**type_of_option, "return": return_type}
     call.__doc__ = with_arguments(inspect.cleandoc(call.__doc__ or ""), declaration)
 
 

@@ -27,8 +27,10 @@ def recipes() -> dict[str, Path]:
     >>> len(recipes()), [name for name in recipes() if "kmcl" in name]
     (17, ['adp-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-m-224'])
     """
-    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
+    for folder in _FOLDERS:
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {}
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
@@ -37,7 +39,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
     >>> find_recipe("coco-tresnet-m-224").name
     'coco-tresnet-m-224.toml'
     """
-    path, by_name = Path(name_or_path), recipes()
+    path = Path(name_or_path)
+    by_name = recipes()
     if path.is_file():
         return path
     if str(name_or_path) in by_name:

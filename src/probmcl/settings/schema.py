@@ -69,7 +69,8 @@ class ProbeSettings:
     loss: Literal["asl", "bce"] = "asl"
 
     def __post_init__(self) -> None:
-        if self.views < 0 or not 0 <= self.frozen_views <= self.views or not self.weight_decays:
+        views_are_valid = 0 <= self.frozen_views <= self.views
+        if not views_are_valid or not self.weight_decays:
             raise ValueError(
                 f"probe: views={self.views} must be at least 0, frozen_views={self.frozen_views} must be "
                 f"between 0 and views, and weight_decays={self.weight_decays} must not be empty"
@@ -107,7 +108,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", short_name(self.method))
-        if set(self.name) & set("/\\\0") or len(self.name) > 100 or self.trial < 1:  # they are parts of file names
+        is_file_name = not set(self.name) & set("/\\\0") and len(self.name) <= 100
+        if not is_file_name or self.trial < 1:  # both are parts of file names
             raise SettingsError(f"name={self.name!r} must be a short file name, and trial={self.trial} at least 1")
 
     @property
@@ -161,14 +163,20 @@ class MethodSpec:
         ('probmcl:paper', 'asl')
         """
         name, _, own_preset = text.partition(":")
-        spec = cls(name, own_preset or preset) if name in METHODS else cls(full_name(text), preset)
+        if name in METHODS:
+            method = name
+            preset = own_preset or preset
+        else:  # the path of a class or a function, which has a colon, too
+            method = full_name(text)
+        spec = cls(method, preset)
         _ = spec.settings  # raises an error if the preset does not exist
         return spec
 
     @property
     def name(self) -> str:
         """The name in tables: the method, with its preset unless that is the default."""
-        return short_name(self.method) + ("" if self.preset == "default" else f":{self.preset}")
+        name = short_name(self.method)
+        return name if self.preset == "default" else f"{name}:{self.preset}"
 
     @property
     def settings(self) -> Any:
@@ -233,12 +241,14 @@ def method_settings(name: str, preset: str = "default", changes: Mapping[str, An
     if preset not in presets:
         raise SettingsError(f"method {name!r} has no preset {preset!r}; {suggestion(preset, presets)}")
     default = presets[preset]
-    values = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+    values = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
     hints = typing.get_type_hints(type(default))
     for key, value in (changes or {}).items():
         choices = get_args(hints.get(key))
+        values[key] = value
         # TOML and the command line have no None, so "none" means None unless it is itself a valid choice.
-        values[key] = None if value == "none" and type(None) in choices and "none" not in choices else value
+        if value == "none" and type(None) in choices and "none" not in choices:
+            values[key] = None
     return convert_settings(values, type(default), where=f"settings of {name}")
 
 
@@ -248,7 +258,9 @@ def convert_settings(values: dict[str, Any], cls: type[T], where: str) -> T:
         settings = convert(values, cls)
     except ValueError as error:
         message = str(error)
-        raise SettingsError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from error
+        if not message.startswith(f"{where}: "):  # some settings name themselves in their errors
+            message = f"{where}: {message}"
+        raise SettingsError(message) from error
     for name, value in vars(settings).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SettingsError(f"{where}: {name}={value} must be a finite number")
