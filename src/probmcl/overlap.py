@@ -30,7 +30,8 @@ def jaccard(
     """
     counts = _count_pairs(a, b, known_a, known_b)
     union = counts.a + counts.b - counts.intersection
-    return (counts.intersection / union.clamp(min=1)).where(union > 0, counts.all_known)
+    index = counts.intersection / union.clamp(min=1)  # 1 only avoids a division by zero
+    return index.where(union > 0, counts.all_known)
 
 
 @full_precision
@@ -63,7 +64,8 @@ def cosine(
     # Deviation (decision 0001, point 9): norms instead of the paper's squared norms, unless `literal` is set.
     norms = squared_norms if literal else squared_norms.sqrt()
     both_empty = (counts.a + counts.b) == 0
-    return (counts.intersection / norms.clamp(min=1)).where(~both_empty, counts.all_known)
+    similarity = counts.intersection / norms.clamp(min=1)  # 1 only avoids a division by zero
+    return similarity.where(~both_empty, counts.all_known)
 
 
 class _Counts(NamedTuple):
@@ -76,12 +78,30 @@ class _Counts(NamedTuple):
 
 
 def _count_pairs(a: Tensor, b: Tensor | None, known_a: Tensor | None, known_b: Tensor | None) -> _Counts:
+    """Count the labels of every pair of images; `b` and its mask default to `a` and its mask."""
     if b is None:
         if known_b is not None:
             raise ValueError("`known_b` requires `b`; without `b`, `known_a` applies to both sides")
         b, known_b = a, known_a
-    mask_a = a.new_ones(a.shape) if known_a is None else known_a.to(a.dtype)
-    mask_b = b.new_ones(b.shape) if known_b is None else known_b.to(b.dtype)
-    a, b = a.where(mask_a > 0, 0), b.where(mask_b > 0, 0)  # a product would keep the NaNs of unknown labels
+    present_a, mask_a = _fill_mask(a, known_a)
+    present_b, mask_b = _fill_mask(b, known_b)
+    classes = a.shape[1]
+    all_known = (mask_a @ mask_b.T == classes).to(a.dtype)
     # Counts below 2**24 are exact in float32, so an overlap of one half is exactly 0.5.
-    return _Counts(a @ mask_b.T, mask_a @ b.T, a @ b.T, (mask_a @ mask_b.T == a.shape[1]).to(a.dtype))
+    return _Counts(
+        a=present_a @ mask_b.T,
+        b=mask_a @ present_b.T,
+        intersection=present_a @ present_b.T,
+        all_known=all_known,
+    )
+
+
+def _fill_mask(
+    labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
+) -> tuple[Float[Tensor, "M C"], Float[Tensor, "M C"]]:
+    """Return the labels with 0 for unknown labels, and the mask of known labels as numbers; it defaults to all."""
+    if known is None:
+        return labels, labels.new_ones(labels.shape)
+    mask = known.to(labels.dtype)
+    present = labels.where(mask > 0, 0)  # a product with the mask would keep the NaNs of unknown labels
+    return present, mask

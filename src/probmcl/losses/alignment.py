@@ -47,27 +47,38 @@ def aligned_targets(
         raise ValueError(f"`alignment` must be 'predicted' or 'minimal', got {alignment!r}")
     known = torch.ones_like(labels, dtype=torch.bool) if known is None else known
     scores = at_least_float32(log_probabilities.detach()).cpu().numpy()
-    present, any_known = (x.cpu().numpy() for x in ((labels > 0) & known, known.any(1)))
+    present = ((labels > 0) & known).cpu().numpy()
+    has_known_label = known.any(1).cpu().numpy()
     targets = np.full(scores.shape[:2], IGNORED)
-    for row in np.flatnonzero(any_known):
-        sequence = _align(scores[row], np.flatnonzero(present[row]), alignment)
+    for row in np.flatnonzero(has_known_label):
+        present_labels = np.flatnonzero(present[row])
+        sequence = _align(scores[row], present_labels, alignment)
         targets[row, : len(sequence)] = sequence
     return torch.from_numpy(targets).to(labels.device)
 
 
 def _align(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignment: Alignment) -> Int[ndarray, " S"]:
-    steps = min(len(labels), len(scores))
-    targets = np.full(min(steps + 1, len(scores)), scores.shape[1] - 1)
-    targets[:steps] = IGNORED
+    """Return the targets of one image: its labels in the best order, then the end token if a step is left.
+
+    `scores` are the log-probabilities of the E tokens at each of T steps, and `labels` are the indices of the labels.
+    """
+    end_token = scores.shape[1] - 1
+    label_steps = min(len(labels), len(scores))
+    targets = np.full(min(label_steps + 1, len(scores)), end_token)
+    label_targets = targets[:label_steps]  # a view: assigning to it sets the targets
+    label_targets[:] = IGNORED  # not assigned yet
+
     if alignment == "predicted":
-        for step, token in enumerate(scores[:steps].argmax(1)):
-            if token in labels and token not in targets[:steps]:
-                targets[step] = token
-    free_steps, free_labels = np.flatnonzero(targets[:steps] == IGNORED), np.setdiff1d(labels, targets)
+        for step, token in enumerate(scores[:label_steps].argmax(1)):
+            if token in labels and token not in label_targets:
+                label_targets[step] = token
+
+    free_steps = np.flatnonzero(label_targets == IGNORED)
+    free_labels = np.setdiff1d(labels, label_targets)
     # NaN must not raise an error here, because the trainer checks the loss.
     cost = np.nan_to_num(-scores[free_steps][:, free_labels], nan=0.0, posinf=np.inf)
     step_indices, label_indices = linear_sum_assignment(cost)
-    targets[free_steps[step_indices]] = free_labels[label_indices]
+    label_targets[free_steps[step_indices]] = free_labels[label_indices]
     return targets
 
 
@@ -84,5 +95,6 @@ def sequence_cross_entropy(
     tensor(0.6931)
     """
     has_target = targets != IGNORED
-    log_likelihood = log_probabilities.gather(2, targets.where(has_target, 0)[..., None])[..., 0]
+    token = targets.where(has_target, 0)  # `gather` needs a valid index; reduce_known leaves out these steps
+    log_likelihood = log_probabilities.gather(2, token[..., None])[..., 0]
     return reduce_known(-log_likelihood, has_target, reduction)

@@ -35,12 +35,22 @@ def reduce_known(
     if known is None:
         return reduce_rows(loss.flatten(), reduction)
     total = loss.where(known, 0).sum()
-    return total if reduction == "sum" else total / known.sum().clamp(min=1)
+    if reduction == "sum":
+        return total
+    return total / known.sum().clamp(min=1)
 
 
 def _check_reduction(reduction: str) -> None:
+    """Raise ValueError if the reduction is unknown."""
     if reduction not in ("mean", "sum"):
         raise ValueError(f"`reduction` must be 'mean' or 'sum', got {reduction!r}")
+
+
+def _fill_unknown(labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None) -> Float[Tensor, "N C"]:
+    """Replace the values of unknown labels by 0, because they may be NaN."""
+    if known is None:
+        return labels
+    return labels.where(known, 0)
 
 
 @full_precision
@@ -58,8 +68,8 @@ def binary_cross_entropy(
     >>> binary_cross_entropy(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))  # log 2
     tensor(0.6931)
     """
-    labels = labels if known is None else labels.where(known, 0)
-    return reduce_known(binary_cross_entropy_with_logits(logits, labels, reduction="none"), known, reduction)
+    loss = binary_cross_entropy_with_logits(logits, _fill_unknown(labels, known), reduction="none")
+    return reduce_known(loss, known, reduction)
 
 
 @full_precision
@@ -95,18 +105,30 @@ def asymmetric(
     >>> asymmetric(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))  # log 2 − 0.45⁴ log 0.55
     tensor(0.7177)
     """
-    labels = labels if known is None else labels.where(known, 0)
+    labels = _fill_unknown(labels, known)
     focusing_logits = logits if focusing_gradient else logits.detach()
-    positive = _power(torch.sigmoid(-focusing_logits), gamma_positive) * logsigmoid(logits)
-    log_not_q = logsigmoid(-logits) if clip == 0 else (torch.sigmoid(-logits) + clip).clamp(max=1).log()
-    negative = _power(torch.sigmoid(focusing_logits) - clip, gamma_negative) * log_not_q
+    positive = _power(torch.sigmoid(-focusing_logits), gamma_positive) * logsigmoid(logits)  # (1−p)^γ₊ log p
+    log_not_q = _log_not_clipped(logits, clip)
+    negative = _power(torch.sigmoid(focusing_logits) - clip, gamma_negative) * log_not_q  # q^γ₋ log(1−q)
     loss = -(labels * positive + (1 - labels) * negative)
     return reduce_known(loss, known, reduction)
 
 
+def _log_not_clipped(logits: Float[Tensor, "N C"], clip: float) -> Float[Tensor, "N C"]:
+    """Return log(1 − q) for the clipped probability q = max(p − clip, 0), which is log min(1 − p + clip, 1)."""
+    if clip == 0:
+        return logsigmoid(-logits)  # finite for logits of any size
+    return (torch.sigmoid(-logits) + clip).clamp(max=1).log()
+
+
 def _power(base: Tensor, exponent: float) -> Tensor:
-    # At zero, powers with exponents below 1 have an infinite derivative, which would give NaN gradients.
-    return base.clamp(min=torch.finfo(base.dtype).tiny).pow(exponent)
+    """Raise max(base, 0) to a power, with a finite gradient.
+
+    At zero, powers with exponents below 1 have an infinite derivative, which would give NaN gradients. The base is
+    therefore at least the smallest normal number.
+    """
+    smallest = torch.finfo(base.dtype).tiny
+    return base.clamp(min=smallest).pow(exponent)
 
 
 @full_precision
@@ -132,9 +154,12 @@ def focal(
     """
     check_range(at_least=0, gamma=gamma)
     check_range(at_least=0, at_most=1, positive_weight=positive_weight)
-    labels = labels if known is None else labels.where(known, 0)
+    labels = _fill_unknown(labels, known)
     log_p, log_not_p = logsigmoid(logits), logsigmoid(-logits)
-    positive, negative = (gamma * log_not_p).exp() * log_p, (gamma * log_p).exp() * log_not_p
+    positive = (gamma * log_not_p).exp() * log_p  # (1−p)^γ log p
+    negative = (gamma * log_p).exp() * log_not_p  # p^γ log(1−p)
     if positive_weight is not None:
-        positive, negative = positive_weight * positive, (1 - positive_weight) * negative
-    return reduce_known(-(labels * positive + (1 - labels) * negative), known, reduction)
+        positive = positive_weight * positive
+        negative = (1 - positive_weight) * negative
+    loss = -(labels * positive + (1 - labels) * negative)
+    return reduce_known(loss, known, reduction)

@@ -48,9 +48,11 @@ def contrastive(
     other = ~is_self(similarity, self_column)
     positive = positives(overlap, threshold=threshold, self_column=self_column)
     logits = similarity / temperature
-    log_denominator = masked_logsumexp(logits, other)
+    log_denominator = masked_logsumexp(logits, other)  # (M, 1): log Σ_{l≠i} exp(Sim_il/τ)
     weighted = (overlap * (logits - log_denominator)).where(positive, 0)
-    return reduce_rows(-weighted.sum(1) / positive.sum(1).clamp(min=1), reduction)
+    positives_of_row = positive.sum(1).clamp(min=1)  # |A(i)|, or 1 to avoid a division by zero
+    loss = -weighted.sum(1) / positives_of_row
+    return reduce_rows(loss, reduction)
 
 
 @full_precision
@@ -68,8 +70,8 @@ def positives(
 
 def masked_logsumexp(logits: Float[Tensor, "M P"], mask: Bool[Tensor, "M P"]) -> Float[Tensor, "M 1"]:
     """Return the log-sum-exp of the selected entries in each row; without any, value and gradient are finite."""
-    # Filling with −∞ would give NaN gradients for a row without entries.
-    return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    lowest = torch.finfo(logits.dtype).min  # −∞ would give NaN gradients for a row without entries
+    return logits.masked_fill(~mask, lowest).logsumexp(1, keepdim=True)
 
 
 def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
@@ -98,7 +100,9 @@ def negative_log_likelihood(
     tensor(0.9189)
     """
     loss = reduce_rows(-mixture.log_prob(z), reduction)
-    return loss / mixture.dim if per_dimension else loss
+    if per_dimension:
+        return loss / mixture.dim
+    return loss
 
 
 def objective(
@@ -130,7 +134,14 @@ def balanced_weight(
     """
     if not features.requires_grad:
         raise ValueError("a balanced weight needs `features` that require gradients; under no_grad, use a number")
-    gradients = [torch.autograd.grad(loss, features, retain_graph=True)[0] for loss in (likelihood, contrast)]
-    norms = [at_least_float32(gradient).norm() for gradient in gradients]  # float16 norms overflow at 65504
-    ratio: Tensor = norms[0] / norms[1]
-    return ratio.where(norms[1] > 0, 0).clamp(max=LARGEST_WEIGHT)
+    likelihood_norm = _gradient_norm(likelihood, features)
+    contrast_norm = _gradient_norm(contrast, features)
+    ratio = likelihood_norm / contrast_norm
+    return ratio.where(contrast_norm > 0, 0).clamp(max=LARGEST_WEIGHT)
+
+
+def _gradient_norm(loss: Float[Tensor, ""], features: Float[Tensor, "M D"]) -> Float[Tensor, ""]:
+    """Return ‖∂loss/∂features‖, and keep the autograd graph for the training step."""
+    (gradient,) = torch.autograd.grad(loss, features, retain_graph=True)
+    norm: Tensor = at_least_float32(gradient).norm()  # float16 norms overflow at 65504
+    return norm

@@ -53,19 +53,25 @@ def kernel_contrastive(
     tensor(1.3863)
     """
     check_range(above=0, temperature=temperature)
-    columns = present if present_in_columns is None else present_in_columns
+    if present_in_columns is None:
+        present_in_columns = present
     other = ~is_self(overlap, self_column)  # (M, P)
-    anchor, label = present.nonzero(as_tuple=True)  # (T,)
-    contrasted = other[anchor] if known_in_columns is None else other[anchor] & known_in_columns.T[label]  # (T, P)
-    shared = columns.T[label] & contrasted
+    row, label = present.nonzero(as_tuple=True)  # (T,): the image i and the label k of each row of `similarity`
+    contrasted = other[row]  # (T, P)
+    if known_in_columns is not None:
+        contrasted = contrasted & known_in_columns.T[label]
+    shared = present_in_columns.T[label] & contrasted
     logits = similarity / temperature
     log_denominator = masked_logsumexp(logits, contrasted)
-    log_share = overlap[anchor].where(shared, 1).log() + logits - log_denominator
+    log_share = overlap[row].where(shared, 1).log() + logits - log_denominator
     if share_offset > 0:
-        log_share = torch.logaddexp(log_share, log_share.new_tensor(math.log(share_offset)))
-    total = logits.new_zeros(len(present)).index_add(0, anchor, log_share.where(shared, 0).sum(1))
-    positives = ((present.float() @ columns.float().T > 0) & other).sum(1)  # |A(i)|
-    return reduce_rows(-total / positives.clamp(min=1), reduction)
+        log_offset = log_share.new_tensor(math.log(share_offset))
+        log_share = torch.logaddexp(log_share, log_offset)
+    sum_per_label = log_share.where(shared, 0).sum(1)  # (T,)
+    sum_per_row = logits.new_zeros(len(present)).index_add(0, row, sum_per_label)  # (M,)
+    shares_a_label = present.float() @ present_in_columns.float().T > 0  # (M, P)
+    positives_of_row = (shares_a_label & other).sum(1)  # |A(i)|
+    return reduce_rows(-sum_per_row / positives_of_row.clamp(min=1), reduction)
 
 
 @full_precision
@@ -99,15 +105,19 @@ def reconstruction(
     >>> reconstruction(torch.zeros(1, 2), torch.zeros(1, 2), present)  # share ½, so log 2
     tensor(0.6931)
     """
-    known = torch.ones_like(present) if known is None else known
+    if known is None:
+        known = torch.ones_like(present)
     present = present & known
     if kernel_floor > 0:
         log_kernel = log_kernel.clamp(min=math.log(kernel_floor))
-    log_term = log_weight + log_kernel
+    log_term = log_weight + log_kernel  # log p_ik g_ik
     # Subtracting the largest known term of the row does not change the share and preserves precision.
     lowest = torch.finfo(log_term.dtype).min
-    log_term = log_term - log_term.masked_fill(~known, lowest).amax(1, keepdim=True).detach()
-    loss = (masked_logsumexp(log_term, known) - masked_logsumexp(log_term, present))[:, 0]
+    largest_known = log_term.masked_fill(~known, lowest).amax(1, keepdim=True).detach()
+    shifted = log_term - largest_known
+    loss = (masked_logsumexp(shifted, known) - masked_logsumexp(shifted, present))[:, 0]
     if ratio_floor > 0:
         loss = loss.clamp(max=-math.log(ratio_floor))
-    return reduce_rows(loss.where(present.any(1), 0).to(log_weight.dtype), reduction)
+    has_label = present.any(1)
+    loss = loss.where(has_label, 0).to(log_weight.dtype)
+    return reduce_rows(loss, reduction)

@@ -52,16 +52,20 @@ def per_label_contrastive(
     if average not in get_args(Average):
         raise ValueError(f"`average` must be 'labels' or 'images', got {average!r}")
     present_a, present_b = present(labels_a, known_a), present(labels_b, known_b)
-    rows, classes = present_a.nonzero(as_tuple=True)  # R pairs of a row and one of its labels
-    other = ~is_self(similarity, self_column)[rows]  # (R, P)
-    contrasted = other if known_b is None else other & known_b.T[classes]
-    positive = present_b.T[classes] & other
-    logits = similarity[rows] / temperature
+    row, label = present_a.nonzero(as_tuple=True)  # (R,): all pairs of a row i and one of its labels k
+    other = ~is_self(similarity, self_column)[row]  # (R, P)
+    contrasted = other
+    if known_b is not None:
+        contrasted = other & known_b.T[label]
+    positive = present_b.T[label] & other
+    logits = similarity[row] / temperature
     log_denominator = masked_logsumexp(logits, contrasted)
-    loss = (log_denominator - logits).where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)  # (R)
+    total = (log_denominator - logits).where(positive, 0).sum(1)
+    loss = total / positive.sum(1).clamp(min=1)  # (R,): L_ik
     if average == "labels":
         return loss.sum() / max(1, len(loss))
-    weight = 1 / present_a.sum(1).to(loss.dtype)[rows]  # rows without labels do not occur here
+    labels_of_row = present_a.sum(1).to(loss.dtype)[row]  # at least 1: rows without labels are not among the pairs
+    weight = 1 / labels_of_row
     return (loss * weight).sum() / len(similarity)
 
 
