@@ -330,14 +330,14 @@ def _has_several_scans(image: JpegImageFile, data: bytes, start_of_pixels: int) 
     """Return whether a JPEG has several scans, judging by its header and the header of its first scan."""
     if "progressive" in image.info:
         return True
-    first_scan = data.rfind(START_OF_SCAN, 0, start_of_pixels)
+    first_scan = data.rfind(START_OF_SCAN, 0, start_of_pixels)  # a thumbnail before it has a scan too
     components_in_scan = data[first_scan + 4]  # after the marker and two bytes with the length of the header
     return components_in_scan < image.layers
 
 
 def _refuse_many_scans(data: bytes) -> None:
     """Raise an error if a JPEG has more than `MAX_SCANS` scans."""
-    if data.count(START_OF_SCAN) <= MAX_SCANS:  # an upper bound that is faster than reading all markers
+    if data.count(START_OF_SCAN) <= MAX_SCANS:  # an upper bound, and faster than reading all markers
         return
     scans = scan_count(data)
     if scans > MAX_SCANS:
