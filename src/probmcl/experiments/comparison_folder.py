@@ -40,6 +40,7 @@ def update_comparison(
     """Store a comparison again before it is resumed, with a warning if images have changed and this is accepted."""
 
     def update() -> None:
+        """Refuse or note changed images, and store the comparison; only the main process does so."""
         with locked(folder):
             changes = accepted_changes(folder, paths, console, accept=accept_data_change)
             warnings = stored.warnings

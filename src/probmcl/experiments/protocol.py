@@ -252,8 +252,11 @@ def protocol_fingerprint(records: Records, settings: Settings, frozen: Path, bud
 
 def _hash(*parts: object) -> str:
     """Return 12 hexadecimal digits that depend on all parts; parts that are not bytes are written as JSON."""
-    encoded = (part if isinstance(part, bytes) else json_line(part).encode() for part in parts)
-    return content_digest(part + b"\0" for part in encoded).hex()[:12]
+    contents = []
+    for part in parts:
+        content = part if isinstance(part, bytes) else json_line(part).encode()
+        contents.append(content + b"\0")  # the byte marks the end of a part
+    return content_digest(contents).hex()[:12]
 
 
 def _hash_weights(checkpoint: Path) -> str:

@@ -155,16 +155,20 @@ class Comparison:
     @property
     def protocol(self) -> str:
         """The conditions of the comparison in one line."""
-        units = "images" if self.groups is None else counted(self.groups, "group")
+        images = counted(self.test_images, "image")
         classes = counted(self.classes, "class", "classes")
-        chance = "" if self.chance is None else f", chance mAP {percent(self.chance)}"
+        data = f"{self.data}, test split: {images}, {classes}"
+        if self.chance is not None:
+            data += f", chance mAP {percent(self.chance)}"
+        tuning = "untuned" if self.trials == 1 else f"best of {self.trials:,} trials on validation"
+        resampled = "images" if self.groups is None else counted(self.groups, "group")
         conditions = (
-            f"{self.data}, test split: {counted(self.test_images, 'image')}, {classes}{chance}",
+            data,
             self.encoder,
             f"{counted(self.images_seen, 'image')} seen",
             counted(self.seeds, "seed"),
-            "untuned" if self.trials == 1 else f"best of {self.trials:,} trials on validation",
-            f"intervals: 95 %, {self.draws:,} resamples of {units}",
+            tuning,
+            f"intervals: 95 %, {self.draws:,} resamples of {resampled}",
         )
         return " · ".join(conditions)
 
