@@ -1,6 +1,6 @@
 """Output of `probmcl evaluate`: tables and lines of text, with scores in percent."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from probmcl.calibration import Calibration
@@ -9,10 +9,12 @@ from probmcl.evaluation.evaluate import headline, level_headline
 from probmcl.store.evaluation import (
     LEGEND,
     Abstention,
+    ClassReliability,
     DecisionScores,
     Evaluation,
     IntervalScores,
     ModelEvaluation,
+    ReliabilitySummary,
     RiskCoverage,
     ValueScores,
 )
@@ -24,10 +26,11 @@ MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of the
 
 def summary(evaluation: ModelEvaluation) -> str:
     """Return the scores of a split in one line."""
-    images = counted(evaluation.images, f"{evaluation.split} image")
+    scored = counted(evaluation.images, f"{evaluation.split} image")
     if evaluation.aggregate is not None and evaluation.groups is not None:
-        images = f"{counted(evaluation.groups, 'group')} by the {evaluation.aggregate} of {images}"
-    return f"{images}: {headline(evaluation)}"
+        groups = counted(evaluation.groups, "group")
+        scored = f"{groups} by the {evaluation.aggregate} of {scored}"
+    return f"{scored}: {headline(evaluation)}"
 
 
 def decision_rules(evaluation: ModelEvaluation) -> Table:
@@ -39,67 +42,98 @@ def decision_rules(evaluation: ModelEvaluation) -> Table:
     rows.append(_decision_row("raw score > 0.5", at.half))
     rows.append(_decision_row("raw score > 0.8", at.high))
     rows.append(_decision_row("… > 0.5, top 3", evaluation.top3))
-    return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1", "macro F1"), rows)
+    headers = ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1", "macro F1")
+    return _table("", headers, rows)
 
 
 def _decision_row(rule: str, scores: DecisionScores) -> list[str]:
+    """Return the cells of a decision rule: its name and its scores in percent."""
     numbers = (scores.CP, scores.CR, scores.CF1, scores.OP, scores.OR, scores.OF1, scores.macro_F1)
     return [rule, *map(percent, numbers)]
 
 
 def by_class(evaluation: Evaluation) -> Table:
     """Return the classes in order of average precision, lowest first; classes without a positive are last."""
-    ap = evaluation.ap
-    ranked = sorted(ap, key=lambda name: (ap[name] is None, ap[name] or 0.0))
-    rows = []
-    for name in ranked[:MAX_ROWS]:
-        rates = evaluation.per_class[name]
-        scores = (ap[name], evaluation.auroc[name])
-        shares = (rates.sensitivity, rates.specificity, rates.ppv, rates.npv)
-        rows.append([name, f"{rates.n:,}", f"{rates.positives:,}", *map(percent, (*scores, *shares))])
+    ranked = sorted(evaluation.ap, key=lambda name: _lowest_first(evaluation.ap[name]))
+    rows = [_class_row(name, evaluation) for name in ranked[:MAX_ROWS]]
     title = f"{_selection(len(ranked))}classes, lowest AP first; rates at {_rule(evaluation)}"
-    return _table(title, ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV"), rows)
+    headers = ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV")
+    return _table(title, headers, rows)
+
+
+def _class_row(name: str, evaluation: Evaluation) -> list[str]:
+    """Return the cells of a class in the table of classes."""
+    rates = evaluation.per_class[name]
+    counts = [f"{rates.n:,}", f"{rates.positives:,}"]
+    scores = [percent(evaluation.ap[name]), percent(evaluation.auroc[name])]
+    percentages = map(percent, (rates.sensitivity, rates.specificity, rates.ppv, rates.npv))
+    return [name, *counts, *scores, *percentages]
+
+
+def _lowest_first(score: float | None) -> tuple[bool, float]:
+    """Return a key that sorts scores in ascending order; missing scores come last."""
+    return score is None, score or 0.0
+
+
+def _highest_first(score: float | None) -> tuple[bool, float]:
+    """Return a key that sorts scores in descending order; missing scores come last."""
+    return score is None, -(score or 0.0)
 
 
 def probabilities_by_class(evaluation: Evaluation) -> Table:
     """Return the thresholds and the reliability of each class before and after calibration, the worst class first."""
-    errors = {name: part.calibration_error for name, part in evaluation.calibration.final.per_class.items()}
-    ranked = sorted(errors, key=lambda name: (errors[name] is None, -(errors[name] or 0.0)))
+    final = evaluation.calibration.final.per_class
+    ranked = sorted(final, key=lambda name: _highest_first(final[name].calibration_error))
     rows = []
     for name in ranked[:MAX_ROWS]:
-        parts = [part.per_class[name] for part in evaluation.calibration.parts]
         threshold = f"{evaluation.per_class[name].threshold:.2f}"
-        log_loss = _change(_decimal(part.log_loss) for part in parts)
-        brier = _change(_decimal(part.brier) for part in parts)
-        error = _change(percent(part.calibration_error) for part in parts)
-        rows.append([name, threshold, log_loss, brier, error])
+        before_and_after = [part.per_class[name] for part in evaluation.calibration.parts]
+        rows.append([name, threshold, *_reliability_cells(before_and_after)])
     title = f"{_selection(len(ranked))}classes, highest calibration error first{_meaning_of_change(evaluation)}"
-    return _table(title, ("class", "threshold", "log loss", "Brier score", "calibration error"), rows)
+    headers = ("class", "threshold", "log loss", "Brier score", "calibration error")
+    return _table(title, headers, rows)
+
+
+def _reliability_cells(before_and_after: Sequence[ReliabilitySummary | ClassReliability]) -> tuple[str, str, str]:
+    """Return the log loss, the Brier score and the calibration error.
+
+    Each is one number, or two with an arrow between them if there is a reliability after calibration.
+    """
+    log_losses = [_decimal(reliability.log_loss) for reliability in before_and_after]
+    brier_scores = [_decimal(reliability.brier) for reliability in before_and_after]
+    errors = [percent(reliability.calibration_error) for reliability in before_and_after]
+    return " → ".join(log_losses), " → ".join(brier_scores), " → ".join(errors)
 
 
 def calibration_table(calibration: Calibration) -> Table:
     """Return the held-out examples, the cross-validated log loss and the threshold of each class."""
+    shown = list(calibration.classes.items())[:MAX_ROWS]
     rows = []
-    for name, fitted in list(calibration.classes.items())[:MAX_ROWS]:
-        losses = (_decimal(fitted.log_loss_before), _decimal(fitted.log_loss_after))
-        rows.append([name, f"{fitted.positives:,}", f"{fitted.negatives:,}", *losses, f"{fitted.threshold:.3f}"])
-    selection = "" if len(calibration.classes) <= MAX_ROWS else f"the first {MAX_ROWS} of "
-    title = f"{selection}{counted(len(calibration.classes), 'class', 'classes')} on held-out images"
+    for name, fitted in shown:
+        examples = [f"{fitted.positives:,}", f"{fitted.negatives:,}"]
+        losses = [_decimal(fitted.log_loss_before), _decimal(fitted.log_loss_after)]
+        rows.append([name, *examples, *losses, f"{fitted.threshold:.3f}"])
+    number = len(calibration.classes)
+    selection = "" if number <= MAX_ROWS else f"the first {MAX_ROWS} of "
+    title = f"{selection}{counted(number, 'class', 'classes')} on held-out images"
     headers = ("class", "positive", "negative", "log loss before", "after", "threshold")
     return _table(title, headers, rows)
 
 
 def by_value(by: ValueScores) -> Table:
     """Return the scores for each value of a column."""
-    rows = [_value_row(value, scores) for value, scores in list(by.values.items())[:MAX_ROWS]]
-    count = len(by.values)
-    selection = "" if count <= MAX_ROWS else f", the first {MAX_ROWS} of {count} values"
+    shown = list(by.values.items())[:MAX_ROWS]
+    rows = [_value_row(value, scores) for value, scores in shown]
+    number = len(by.values)
+    selection = "" if number <= MAX_ROWS else f", the first {MAX_ROWS} of {number} values"
     title = f"by {by.column}{selection}; with 95 % bootstrap intervals"
     headers = ("value", "images", "groups", "classes", "chance", "mAP", "95 %", "AUROC", "95 %")
-    return replace(_table(title, headers, rows), framed=False)  # nine columns fit on a terminal without a frame
+    table = _table(title, headers, rows)
+    return replace(table, framed=False)  # nine columns fit on a terminal without a frame
 
 
 def _value_row(value: str, scores: IntervalScores) -> list[str]:
+    """Return the cells of the images with one value of a column."""
     groups = MISSING if scores.groups is None else f"{scores.groups:,}"
     return [
         value,
@@ -115,16 +149,19 @@ def _value_row(value: str, scores: IntervalScores) -> list[str]:
 
 
 def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    first, *numbers = headers
-    cells = [[one_line(name), *values] for name, *values in rows]  # a name must not look like other output
-    return Table(title, [Column.of_names(first), *map(Column, numbers)], cells, framed=True)
+    """Return a table with a column of names, which comes first, and columns of numbers."""
+    header_of_names, *headers_of_numbers = headers
+    columns = [Column.of_names(header_of_names), *map(Column, headers_of_numbers)]
+    cells = [[one_line(name), *numbers] for name, *numbers in rows]  # a name must not look like other output
+    return Table(title, columns, cells, framed=True)
 
 
 def lines(evaluation: ModelEvaluation) -> list[str]:
     """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
     texts = [LEGEND]
-    texts += [f"note: {note}" for note in _notes(evaluation)]
-    texts += [decisions_line(evaluation), probabilities_line(evaluation)]
+    texts.extend(f"note: {note}" for note in _notes(evaluation))
+    texts.append(decisions_line(evaluation))
+    texts.append(probabilities_line(evaluation))
     if evaluation.ap_changes:
         texts.append(_changes_line(evaluation.ap_changes, evaluation.classes_scored))
     if evaluation.abstention is not None:
@@ -133,16 +170,23 @@ def lines(evaluation: ModelEvaluation) -> list[str]:
     if evaluation.mAP_interval is not None:
         resamples = counted(evaluation.draws, "resample")
         texts.append(f"intervals: 95 %, bootstrap with {resamples} of {evaluation.resampled}")
-    for number, level in (evaluation.levels or {}).items():
-        texts.append(f"level {number}: {level_headline(level, evaluation.images)}")
+    levels = evaluation.levels or {}
+    texts.extend(f"level {number}: {level_headline(level, evaluation.images)}" for number, level in levels.items())
     if len(evaluation.ap) > MAX_ROWS:
         texts.append(_best_line(evaluation))
     if evaluation.renamed:
-        texts.append(f"renamed: {_first([f'{data} → {model}' for data, model in evaluation.renamed.items()])}")
-    for side, names in (("model", evaluation.classes_only_in_model), ("data", evaluation.classes_only_in_data)):
-        if names:
-            texts.append(f"not scored: {counted(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
+        renamed = [f"{in_data} → {in_model}" for in_data, in_model in evaluation.renamed.items()]
+        texts.append(f"renamed: {_first(renamed)}")
+    if evaluation.classes_only_in_model:
+        texts.append(_unscored_line(evaluation.classes_only_in_model, "only in the model"))
+    if evaluation.classes_only_in_data:
+        texts.append(_unscored_line(evaluation.classes_only_in_data, "only in the data"))
     return texts
+
+
+def _unscored_line(names: Sequence[str], reason: str) -> str:
+    """Return one line with the number and the first names of the classes that are not scored, and the reason."""
+    return f"not scored: {counted(len(names), 'class', 'classes')} {reason} ({_first(names)})"
 
 
 def decisions_line(evaluation: Evaluation) -> str:
@@ -157,108 +201,135 @@ def decisions_line(evaluation: Evaluation) -> str:
         f"Hamming loss {percent(decisions.hamming_loss)}",
         f"subset accuracy {percent(decisions.subset_accuracy)} ({fully_known} with all labels known)",
     ]
+    scores = ", ".join(parts)
     predicted = _decimal(decisions.labels_predicted, digits=2)
-    labels = f"{predicted} labels per {unit} (true: {_decimal(decisions.labels_true, digits=2)})"
-    return f"at {_rule(evaluation)}: {', '.join(parts)}; {labels}"
+    true = _decimal(decisions.labels_true, digits=2)
+    return f"at {_rule(evaluation)}: {scores}; {predicted} labels per {unit} (true: {true})"
 
 
 def _unit(evaluation: Evaluation) -> str:
+    """Return the noun for one row of the scores."""
     return "image" if evaluation.aggregate is None else "group"
 
 
 def _rule(evaluation: Evaluation) -> str:
+    """Return the thresholds of the decisions in words."""
     threshold = evaluation.decisions.threshold
-    return "the chosen thresholds" if threshold == "chosen" else f"raw score > {threshold}"
+    if threshold == "chosen":
+        return "the chosen thresholds"
+    return f"raw score > {threshold}"
 
 
 def probabilities_line(evaluation: Evaluation) -> str:
     """Return one line with the log loss, Brier score and calibration error, before and after calibration."""
-    parts = evaluation.calibration.parts
+    log_loss, brier, error = _reliability_cells(evaluation.calibration.parts)
     final = evaluation.calibration.final
-    log_loss = _change(_decimal(part.log_loss) for part in parts)
-    brier = _change(_decimal(part.brier) for part in parts)
-    error = _change(percent(part.calibration_error) for part in parts)
-    texts = [
-        f"log loss {log_loss} (base rates: {_decimal(final.base_rate_log_loss)})",
-        f"Brier score {brier} (base rates: {_decimal(final.base_rate_brier)})",
+    base_rate_log_loss = _decimal(final.base_rate_log_loss)
+    base_rate_brier = _decimal(final.base_rate_brier)
+    parts = [
+        f"log loss {log_loss} (base rates: {base_rate_log_loss})",
+        f"Brier score {brier} (base rates: {base_rate_brier})",
         f"calibration error {error}{bracketed(final.calibration_error_interval)}",
     ]
-    return f"probabilities: {', '.join(texts)}{_meaning_of_change(evaluation)}"
-
-
-def _change(values: Iterable[str]) -> str:
-    """Return a value, or the values before and after calibration."""
-    return " → ".join(values)
+    scores = ", ".join(parts)
+    return f"probabilities: {scores}{_meaning_of_change(evaluation)}"
 
 
 def _meaning_of_change(evaluation: Evaluation) -> str:
-    return "" if evaluation.calibration.after is None else "; before → after calibration"
+    """Return the meaning of the arrows in `_reliability_cells`, as the end of a sentence; empty without arrows."""
+    if evaluation.calibration.after is None:
+        return ""
+    return "; before → after calibration"
 
 
 def _changes_line(changes: dict[str, float], classes_scored: int) -> str:
     """Return one line with the changes of AP by isotonic regression or a class hierarchy."""
     ranked = sorted(changes, key=lambda name: -abs(changes[name]))
-    names = [f"{one_line(name)} {points(changes[name])}" for name in ranked[:MAX_NAMES]]
-    rest = f" and {len(ranked) - MAX_NAMES} more" if len(ranked) > MAX_NAMES else ""
-    mean = points(sum(changes.values()) / max(classes_scored, 1))
-    return f"isotonic regression or the hierarchy changes the AP of {', '.join(names)}{rest} (mAP: {mean})"
+    largest = [f"{one_line(name)} {points(changes[name])}" for name in ranked[:MAX_NAMES]]
+    names = ", ".join(largest)
+    hidden = len(ranked) - MAX_NAMES
+    if hidden > 0:
+        names += f" and {hidden} more"
+    change_of_map = sum(changes.values()) / max(classes_scored, 1)
+    return f"isotonic regression or the hierarchy changes the AP of {names} (mAP: {points(change_of_map)})"
 
 
 def abstention_line(abstention: Abstention) -> str:
     """Return one line with the coverage of yes and no decisions, and their error rates."""
-    parts = [
-        f"decided {percent(abstention.coverage)}{bracketed(abstention.coverage_interval)}",
-        f"wrong among yes {percent(abstention.yes_risk)}{bracketed(abstention.yes_risk_interval)}",
-        f"wrong among no {percent(abstention.no_risk)}{bracketed(abstention.no_risk_interval)}",
-    ]
+    decided = percent(abstention.coverage) + bracketed(abstention.coverage_interval)
+    wrong_yes = percent(abstention.yes_risk) + bracketed(abstention.yes_risk_interval)
+    wrong_no = percent(abstention.no_risk) + bracketed(abstention.no_risk_interval)
     rates = abstention.per_class.values()
     never_yes = sum(rate.yes_risk is None for rate in rates)
     never_no = sum(rate.no_risk is None for rate in rates)
-    never = f"{counted(never_yes, 'class is', 'classes are')} never yes, {never_no:,} never no"
-    return f"yes, no or not sure: {', '.join(parts)}; {never}"
+    classes_never_yes = counted(never_yes, "class is", "classes are")
+    return (
+        f"yes, no or not sure: decided {decided}, wrong among yes {wrong_yes}, wrong among no {wrong_no}; "
+        f"{classes_never_yes} never yes, {never_no:,} never no"
+    )
 
 
 def _risk_line(curve: RiskCoverage) -> str:
-    half = percent(curve.risk[len(curve.risk) // 2 - 1])
+    """Return one line with the fraction of wrong decisions among all images and among the most certain half."""
+    middle = len(curve.risk) // 2 - 1  # the points of the curve are equally spaced, and the last one is all images
+    half = percent(curve.risk[middle])
     everything = percent(curve.risk[-1])
     return f"wrong decisions: {everything}, and {half} in the most certain half of the images"
 
 
 def _best_line(evaluation: Evaluation) -> str:
+    """Return one line with the classes of the highest average precision."""
     scored = {name: ap for name, ap in evaluation.ap.items() if ap is not None}
-    best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
-    return f"best: {', '.join(f'{one_line(name)} {percent(scored[name])}' for name in best)}"
+    ranked = sorted(scored, key=lambda name: -scored[name])
+    best = [f"{one_line(name)} {percent(scored[name])}" for name in ranked[:MAX_NAMES]]
+    return f"best: {', '.join(best)}"
 
 
 def _decimal(x: float | None, digits: int = 3) -> str:
-    return MISSING if x is None else f"{x:.{digits}f}"
+    """Return a number with decimals, or a dash for a missing number."""
+    if x is None:
+        return MISSING
+    return f"{x:.{digits}f}"
 
 
 def _notes(evaluation: ModelEvaluation) -> list[str]:
-    notes = [] if evaluation.note is None else [evaluation.note]
+    """Return the notes on an evaluation: classes and images that are not scored, and limits of its thresholds."""
+    notes = []
+    if evaluation.note is not None:
+        notes.append(evaluation.note)
+    if evaluation.classes_without_negatives:
+        notes.append(_unscored_line(evaluation.classes_without_negatives, "without a known negative"))
     without_positives = [name for name, rates in evaluation.per_class.items() if not rates.positives]
-    for kind, names in (("negative", evaluation.classes_without_negatives), ("positive", without_positives)):
-        if names:
-            classes = counted(len(names), "class", "classes")
-            notes.append(f"not scored: {classes} without a known {kind} ({_first(names)})")
+    if without_positives:
+        notes.append(_unscored_line(without_positives, "without a known positive"))
     if evaluation.not_promised:
-        problem = "is not promised for some classes, which are balanced instead"
-        notes.append(f"{evaluation.thresholds} {problem}: {_first(evaluation.not_promised)}")
+        names = _first(evaluation.not_promised)
+        problem = f"is not promised for some classes, which are balanced instead: {names}"
+        notes.append(f"{evaluation.thresholds} {problem}")
     if evaluation.aggregate is not None and evaluation.decisions.threshold == "chosen":
         notes.append("thresholds and probabilities were fitted to images, not to groups")
     if evaluation.skipped:
         skipped = [f"{image.path} ({image.reason})" for image in evaluation.skipped]
-        notes.append(f"skipped {counted(len(skipped), 'unreadable image')}: {_first(skipped)}")
+        number = counted(len(skipped), "unreadable image")
+        notes.append(f"skipped {number}: {_first(skipped)}")
     return notes
 
 
 def _selection(count: int) -> str:
-    return "" if count <= MAX_ROWS else f"{MAX_ROWS} of {count} "
+    """Return how many of the rows a table shows, as the beginning of its title; empty if it shows all of them."""
+    if count <= MAX_ROWS:
+        return ""
+    return f"{MAX_ROWS} of {count} "
 
 
 def _interval(interval: Sequence[float] | None) -> str:
-    return MISSING if interval is None else "–".join(map(percent, interval))
+    """Return the ends of an interval in percent, as in `77.8–80.3`, or a dash for a missing interval."""
+    if interval is None:
+        return MISSING
+    low, high = interval
+    return f"{percent(low)}–{percent(high)}"
 
 
 def _first(names: Sequence[str]) -> str:
+    """Return the first names, separated by commas, and the number of the others."""
     return listing(names, MAX_NAMES)

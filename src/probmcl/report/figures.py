@@ -69,7 +69,13 @@ FIGURE_STYLE: dict[str, Any] = {
     "text.parse_math": False,
 }
 
-_ATTRIBUTE = re.compile(r' style="([^"]*)"')
+STYLE_ATTRIBUTE = re.compile(r' style="(?P<style>[^"]*)"')
+WITHOUT_ATTRIBUTE = ("image-", "mix-")
+"""Prefixes of style properties that have no presentation attribute."""
+
+SIZE_IN_POINTS = re.compile(r'(?:width|height)="([\d.]+)pt"')
+UNWANTED = re.compile(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", re.DOTALL)
+"""Metadata, comments, and style elements, which the Content-Security-Policy of the page blocks."""
 
 WIDTH, HEIGHT = 420, 300
 MAX_LINES = 30
@@ -102,23 +108,42 @@ def figure_style() -> Any:
 
 def to_inline_svg(figure: Figure, key: str, description: str) -> Markup:
     """Return a figure as an SVG element of an HTML page; `key` makes its ids unique within the page."""
+    document = _svg_document(figure)
+    svg = document[document.index("<svg") :]  # a page has no XML declaration inside
+    svg = UNWANTED.sub("", svg)
+    svg = STYLE_ATTRIBUTE.sub(lambda match: _attributes(match["style"]), svg)
+    svg = _with_unique_ids(svg, key)
+    for color, variable in VARIABLES.items():
+        svg = svg.replace(f'"{color}"', f'"var(--{variable})"')
+    svg = _with_opening_tag(svg, description)
+    without_indentation = re.sub(r"\n\s*", "\n", svg)
+    return Markup(without_indentation)
+
+
+def _svg_document(figure: Figure) -> str:
+    """Return a figure as an SVG file, as matplotlib writes it; the same figure gives the same text."""
     text = io.StringIO()
     with warnings.catch_warnings(action="ignore"):  # glyphs that matplotlib's font lacks; the viewer's may have them
         metadata = {"Date": None, "Creator": None}
         figure.savefig(text, format="svg", metadata=metadata)
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = _ATTRIBUTE.sub(lambda match: _attributes(match[1]), svg)
+    return text.getvalue()
+
+
+def _with_unique_ids(svg: str, key: str) -> str:
+    """Return SVG whose ids, and the references to them, begin with a key. References use the modern `href`."""
     svg = re.sub(r'\bid="', f'id="{key}-', svg)
-    svg = svg.replace("url(#", f"url(#{key}-").replace('xlink:href="#', f'href="#{key}-')
-    svg = svg.replace('xlink:href="data:', 'href="data:')
-    for color, name in VARIABLES.items():
-        svg = svg.replace(f'"{color}"', f'"var(--{name})"')
-    width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', svg)[:2]
-    opening = f'<svg class="figure" role="img" aria-label={quoteattr(description)} viewBox="0 0 {width} {height}">'
-    svg = opening + svg[svg.index(">") + 1 :]
-    return Markup(re.sub(r"\n\s*", "\n", svg))
+    svg = svg.replace("url(#", f"url(#{key}-")
+    svg = svg.replace('xlink:href="#', f'href="#{key}-')
+    return svg.replace('xlink:href="data:', 'href="data:')
+
+
+def _with_opening_tag(svg: str, description: str) -> str:
+    """Return SVG whose first tag has a description for screen readers, and no size, so that the page can scale it."""
+    width, height = SIZE_IN_POINTS.findall(svg)[:2]
+    label = quoteattr(description)
+    opening_tag = f'<svg class="figure" role="img" aria-label={label} viewBox="0 0 {width} {height}">'
+    end_of_tag = svg.index(">") + 1
+    return opening_tag + svg[end_of_tag:]
 
 
 def _attributes(style: str) -> str:
@@ -127,28 +152,38 @@ def _attributes(style: str) -> str:
     >>> _attributes("font: 10px 'DejaVu Sans'; text-anchor: middle")
     ' font-size="10px" text-anchor="middle"'
     """
-    pairs = (part.split(":", 1) for part in style.split(";") if ":" in part)
-    attributes = {name.strip(): value.strip() for name, value in pairs}
-    if "font" in attributes:
-        attributes = {"font-size": attributes.pop("font").split()[0]} | attributes
-    known = {name: value for name, value in attributes.items() if not name.startswith(("image-", "mix-"))}
-    return "".join(f' {name}="{value}"' for name, value in known.items())
+    properties = {}
+    for declaration in style.split(";"):
+        name, colon, value = declaration.partition(":")
+        if colon:
+            properties[name.strip()] = value.strip()
+    attributes = {}
+    if "font" in properties:  # the family is that of the page
+        size, *_ = properties.pop("font").split()
+        attributes["font-size"] = size
+    others = {name: value for name, value in properties.items() if not name.startswith(WITHOUT_ATTRIBUTE)}
+    attributes.update(others)
+    return "".join(f' {name}="{value}"' for name, value in attributes.items())
 
 
 def report_figures(content: ReportContent) -> dict[str, Markup]:
     """Return all figures by name; those without data are left out."""
     figures = {}
+    curves = content.curves
     with figure_style():
-        if content.curves.macro:
-            figures["precision_recall"] = draw_precision_recall(content.curves, content.classes)
-        figures["reliability"] = draw_reliability(content.curves.reliability)
-        figures["risk_coverage"] = draw_risk_coverage(content.curves.risk_coverage)
+        if curves.macro:
+            figures["precision_recall"] = draw_precision_recall(curves, content.classes)
+        figures["reliability"] = draw_reliability(curves.reliability)
+        figures["risk_coverage"] = draw_risk_coverage(curves.risk_coverage)
         if content.label_pairs.classes:
-            figures |= _draw_label_pairs(content.label_pairs)
+            matrices = _draw_label_pairs(content.label_pairs)
+            figures.update(matrices)
         for number, curve in enumerate(content.training.curves):
-            figures[f"loss-{number}"] = draw_loss(curve, f"loss-{number}")
+            key = f"loss-{number}"
+            figures[key] = draw_loss(curve, key)
             if curve.statistics:
-                figures[f"statistics-{number}"] = draw_statistics(curve, f"statistics-{number}")
+                key = f"statistics-{number}"
+                figures[key] = draw_statistics(curve, key)
         if content.runs:
             figures["runs"] = draw_runs(content.runs)
     return figures
@@ -157,10 +192,10 @@ def report_figures(content: ReportContent) -> dict[str, Markup]:
 def draw_precision_recall(curves: Curves, classes: Sequence[ClassScores]) -> Markup:
     """Draw the precision–recall curves: all classes if there are few, their mean, and all decisions together."""
     figure, axes = new_figure(WIDTH, HEIGHT)
-    lines = [row.precision_at_recall for row in classes if row.precision_at_recall]
-    if len(lines) <= MAX_LINES:
-        for line in lines:
-            axes.plot(curves.recall, line, color=MUTED, linewidth=0.7, alpha=0.55)
+    class_curves = [row.precision_at_recall for row in classes if row.precision_at_recall]
+    if len(class_curves) <= MAX_LINES:
+        for precision in class_curves:
+            axes.plot(curves.recall, precision, color=MUTED, linewidth=0.7, alpha=0.55)
     lower, upper = curves.quartiles
     band: dict[str, Any] = {"color": SERIES[0], "alpha": 0.18, "linewidth": 0}
     axes.fill_between(curves.recall, lower, upper, label="half of the classes", **band)
@@ -178,8 +213,9 @@ def draw_reliability(reliability: dict[Literal["before", "after"], ReliabilityPo
     before: dict[str, Any] = {"color": SERIES[1], "marker": "s", "dashes": (5, 2), "label": "before calibration"}
     after: dict[str, Any] = {"color": SERIES[0], "marker": "o", "dashes": (1, 0), "label": "after calibration"}
     styles = {"before": before, "after": after}
-    if len(reliability) == 1:  # the run is not calibrated
-        styles = {"before": after | {"label": "scores"}}
+    is_calibrated = "after" in reliability
+    if not is_calibrated:
+        styles["before"] = after | {"label": "scores"}
     for key, points in reliability.items():
         axes.plot(points.probability, points.frequency, markersize=4.5, linewidth=1.8, **styles[key])
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="predicted probability", ylabel="fraction of positives")
@@ -190,53 +226,62 @@ def draw_reliability(reliability: dict[Literal["before", "after"], ReliabilityPo
 def draw_risk_coverage(curve: RiskCoverage) -> Markup:
     """Draw the fraction of wrong decisions among the most certain images."""
     figure, axes = new_figure(WIDTH, HEIGHT)
-    x, y = [], []
+    coverages = []
+    risks = []
     for coverage, risk in zip(curve.coverage, curve.risk, strict=True):
         if risk is not None:
-            x.append(100 * coverage)
-            y.append(100 * risk)
-    axes.plot(x, y, color=SERIES[0], marker="o", markersize=3.5, linewidth=1.8)
+            coverages.append(100 * coverage)
+            risks.append(100 * risk)
+    axes.plot(coverages, risks, color=SERIES[0], marker="o", markersize=3.5, linewidth=1.8)
     axes.set(xlim=(0, 102), xlabel="most certain images kept (%)", ylabel="wrong decisions (%)")
     axes.set_ylim(bottom=0)
     return to_inline_svg(figure, "risk", "Risk–coverage curve on test images")
 
 
 def _draw_label_pairs(pairs: LabelPairs) -> dict[str, Markup]:
-    truth, predicted = np.array(pairs.truth), np.array(pairs.predicted)
+    """Draw how often labels occur together in the data and in the predictions, and the difference of both."""
+    names = pairs.classes
+    truth = np.array(pairs.truth)
+    predicted = np.array(pairs.predicted)
     difference = predicted - truth
-    off_diagonal = difference - np.diag(np.diag(difference))
-    largest = max(np.abs(off_diagonal).max(), 1e-9)
+    diagonal = np.diag(np.diag(difference))  # pairs of a label with itself
+    largest = max(np.abs(difference - diagonal).max(), 1e-9)
     return {
-        "truth": draw_matrix(truth, pairs.classes, "truth", "labels"),
-        "predicted": draw_matrix(predicted, pairs.classes, "predicted", "predictions"),
-        "difference": draw_matrix(difference, pairs.classes, "difference", "prediction − label", opaque=largest),
+        "truth": draw_matrix(truth, names, "truth", "labels"),
+        "predicted": draw_matrix(predicted, names, "predicted", "predictions"),
+        "difference": draw_matrix(difference, names, "difference", "prediction − label", opaque=largest),
     }
 
 
 def draw_matrix(
     values: Float[ndarray, "K K"], names: Sequence[str], key: str, title: str, opaque: float = 1.0
 ) -> Markup:
-    """Draw a matrix; the opacity of a cell is its value, so it fits light and dark pages. `opaque` is the largest one.
+    """Draw a matrix; the opacity of a cell is its value, so it fits light and dark pages.
 
-    Negative values have another color.
+    Values of `opaque` or more have no transparency. Negative values have another color.
     """
-    side = 110 + max(11 * len(names), 150)
+    side_of_cells = max(11 * len(names), 150)
+    side = 110 + side_of_cells  # with room for the names
     figure, axes = new_figure(side, side + 20)
-    pixels = np.zeros((*values.shape, 4))
+    pixels = np.zeros((*values.shape, 4))  # red, green, blue and opacity
     pixels[..., :3] = np.where(values[..., None] < 0, NEGATIVE, POSITIVE)
     pixels[..., 3] = 255 * np.abs(values) / opaque
     axes.imshow(np.clip(pixels, 0, 255).astype(np.uint8), interpolation="none")
     axes.grid(visible=False)
-    short = [_shortened(name, MAX_NAME) for name in names]
+    positions = range(len(names))
+    short_names = [_shortened(name, MAX_NAME) for name in names]
     size = FONT - 2 if len(names) > MANY_NAMES else FONT - 1
-    axes.set_xticks(range(len(names)), short, rotation=90, fontsize=size)
-    axes.set_yticks(range(len(names)), short, fontsize=size)
+    axes.set_xticks(positions, short_names, rotation=90, fontsize=size)
+    axes.set_yticks(positions, short_names, fontsize=size)
     axes.set_title(title, loc="left")
     return to_inline_svg(figure, key, f"Co-occurrence of labels: {title}")
 
 
 def _shortened(name: str, length: int) -> str:
-    return name if len(name) <= length else f"{name[: length - 1]}…"
+    """Return a name with at most this many characters; the last one is "…" if the name is cut."""
+    if len(name) <= length:
+        return name
+    return f"{name[: length - 1]}…"
 
 
 def draw_loss(curve: LearningCurve, key: str) -> Markup:
@@ -254,7 +299,8 @@ def draw_statistics(curve: LearningCurve, key: str) -> Markup:
     others = [name for name in curve.statistics if name != "effective_components"]
     for name, color in zip(others, SERIES, strict=False):
         values = _numbers(getattr(curve, name))
-        axes.plot(curve.step, values, color=color, linewidth=1.6, label=name.replace("_", " "))
+        label = name.replace("_", " ")
+        axes.plot(curve.step, values, color=color, linewidth=1.6, label=label)
     if not isinstance(curve.effective_components, UnsetType):
         right = axes.twinx()
         components = _numbers(curve.effective_components)
@@ -275,11 +321,19 @@ def draw_runs(rows: Sequence[RunSummary]) -> Markup:
             low, high = row.mAP_interval or (row.mAP, row.mAP)
             axes.plot([100 * low, 100 * high], [number, number], color=SERIES[0], linewidth=2)
             axes.plot(100 * row.mAP, number, color=SERIES[0], marker="o", markersize=7)
-    names = [row.name if len(row.name) <= MAX_RUN_NAME else f"{row.name[:MAX_RUN_NAME]}…" for row in rows]
+    names = [_run_label(row.name) for row in rows]
     axes.set_yticks(range(len(rows)), names)
-    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="test mAP (%)")
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel="test mAP (%)")  # the first run is at the top
     return to_inline_svg(figure, "runs", "Test mAP of the runs")
 
 
+def _run_label(name: str) -> str:
+    """Return the name of a run; of a long name, only the beginning."""
+    if len(name) <= MAX_RUN_NAME:
+        return name
+    return f"{name[:MAX_RUN_NAME]}…"
+
+
 def _numbers(values: Sequence[float | None]) -> list[float]:
+    """Return the values with NaN for None, where a line has a gap."""
     return [np.nan if value is None else value for value in values]

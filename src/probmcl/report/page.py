@@ -38,14 +38,20 @@ def render_page(report: RunReport) -> str:
     content = report.content
     sections = [(section, getattr(content, name)) for name, section in SECTIONS.items()]
     links = [(section.anchor, section.title) for section, part in sections if section.is_shown(part)]
-    page: str = _template(RUN_TEMPLATE).render(
+    photographs = "no photographs"
+    if content.photographs:
+        photographs = counted(content.photographs, "photograph")
+    template = _template(RUN_TEMPLATE)
+    figures = report_figures(content)
+    classes = sorted(content.classes, key=worst_first)
+    page: str = template.render(
         content=content,
         sections=sections,
         links=links,
         pictures=report.pictures,
-        photographs=counted(content.photographs, "photograph") if content.photographs else "no photographs",
-        figures=report_figures(content),
-        classes=sorted(content.classes, key=worst_first),
+        photographs=photographs,
+        figures=figures,
+        classes=classes,
         data=script_data(content),
         **_page_parts(),
     )
@@ -53,8 +59,9 @@ def render_page(report: RunReport) -> str:
 
 
 def render_comparison(content: ComparisonContent, plot: str, tables: Sequence[Table]) -> str:
-    """Return the page of a comparison: its verdict, the plot and the tables."""
-    page: str = _template(COMPARISON_TEMPLATE).render(
+    """Return the page of a comparison: its verdict, the plot and the tables. The plot is the text of an SVG file."""
+    template = _template(COMPARISON_TEMPLATE)
+    page: str = template.render(
         content=content,
         links=[("comparison", "Comparison")],
         photographs="no photographs",
@@ -67,12 +74,18 @@ def render_comparison(content: ComparisonContent, plot: str, tables: Sequence[Ta
 
 
 def _page_parts() -> dict[str, Any]:
-    style, script = _read(STYLE), _read(SCRIPT)
+    """Return the variables of the template that all pages share.
+
+    The Content-Security-Policy allows only this style and this script, by their hashes.
+    """
+    style = _read(STYLE)
+    script = _read(SCRIPT)
     policy = POLICY.format(style=_hash(style), script=_hash(script))
     return {"style": Markup(style), "script": Markup(script), "policy": policy, "version": __version__}
 
 
 def _template(name: str) -> Any:
+    """Return a template of the package, which escapes every value that is not `Markup`."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -101,7 +114,10 @@ def _signed_interval(interval: Sequence[float] | None) -> str:
 
 
 def _decimal(value: float | None, digits: int = 3) -> str:
-    return MISSING if value is None else f"{value:.{digits}f}".replace("-", "−")
+    """Return a number with decimals and a minus sign instead of a hyphen, or a dash for a missing number."""
+    if value is None:
+        return MISSING
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def _indented_json(value: object) -> str:
@@ -109,16 +125,22 @@ def _indented_json(value: object) -> str:
 
 
 def _read(name: str) -> str:
-    return resources.files("probmcl.report").joinpath(name).read_text(encoding="utf-8")
+    """Return the text of a file of this package."""
+    file = resources.files("probmcl.report").joinpath(name)
+    return file.read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
+    """Return the hash of a style or a script, as a Content-Security-Policy names it."""
     digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode()}"
+    encoded = base64.b64encode(digest).decode()
+    return f"sha256-{encoded}"
 
 
 def _svg_image(svg: str) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+    """Return an SVG file as a data URI, the source of an image."""
+    encoded = base64.b64encode(svg.encode()).decode()
+    return f"data:image/svg+xml;base64,{encoded}"
 
 
 def worst_first(row: ClassScores) -> tuple[bool, float]:
@@ -127,13 +149,18 @@ def worst_first(row: ClassScores) -> tuple[bool, float]:
 
 
 def sparkline(values: Sequence[float], width: int = 60, height: int = 22) -> str:
-    """Return the points of a small curve for an SVG polyline.
+    """Return the points of a small curve for an SVG polyline. The values are between 0 and 1, and 1 is at the top.
 
     >>> sparkline([1.0, 0.0], width=10, height=4)
     '0.0,0.0 10.0,4.0'
     """
     last = max(len(values) - 1, 1)
-    return " ".join(f"{width * n / last:.1f},{height * (1 - value):.1f}" for n, value in enumerate(values))
+    points_of_curve = []
+    for number, value in enumerate(values):
+        x = width * number / last
+        y = height * (1 - value)  # in SVG, y grows downward
+        points_of_curve.append(f"{x:.1f},{y:.1f}")
+    return " ".join(points_of_curve)
 
 
 def script_data(content: ReportContent) -> Markup:
@@ -148,12 +175,15 @@ def script_data(content: ReportContent) -> Markup:
         embedding = {"labels": map_.labels, "wrong": map_.wrong, "uncertainty": map_.uncertainty}
     data = {"classes": classes, "images": content.headline.images, "embedding": embedding}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    for character, escape in {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}.items():
+        text = text.replace(character, escape)
+    return Markup(text)
 
 
 def report_json(content: ReportContent | ComparisonContent) -> str:
     """Return the content as JSON, the twin of the page."""
-    return json.dumps(content.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(content.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n"
 
 
 @keywords_of(ReportOptions)
@@ -162,10 +192,7 @@ def write_report(options: ReportOptions) -> tuple[Path, Decision]:
     runs = options.runs
     page = Path(runs[0]) / files.REPORT if options.out is None else Path(options.out)
     data = page.with_suffix(".json")
-    if page.suffix.lower() not in (".html", ".htm"):
-        raise OptionError("out", str(page), "must be a file name that ends in .html")
-    if data.exists() and not page.exists() and data.name != files.REPORT_DATA.name:
-        raise OptionError("out", str(page), f"would replace {data}, which is not part of a report; use another name")
+    _refuse_page(page, data)
     for folder in runs:
         if (Path(folder) / files.COMPARISON).is_file():
             raise RunError(f"{folder} is a comparison, whose report is written with it; pass one of its runs")
@@ -178,14 +205,25 @@ def write_report(options: ReportOptions) -> tuple[Path, Decision]:
     return page, report.content.verdict.decision
 
 
+def _refuse_page(page: Path, data: Path) -> None:
+    """Refuse a page with a wrong suffix, and one whose JSON file `data` would replace a file of the user."""
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise OptionError("out", str(page), "must be a file name that ends in .html")
+    is_of_report = page.exists() or data.name == files.REPORT_DATA.name
+    if data.exists() and not is_of_report:
+        raise OptionError("out", str(page), f"would replace {data}, which is not part of a report; use another name")
+
+
 def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Write files to a folder. If it holds a run, the manifest lists those that belong to the run."""
-    rows = {row.name: row for row in (files.REPORT, files.REPORT_DATA)} if is_run(folder) else {}
-    listed = {rows[name]: content for name, content in contents.items() if name in rows}
+    files_of_run = {}
+    if is_run(folder):
+        files_of_run = {file.name: file for file in (files.REPORT, files.REPORT_DATA)}
+    listed = {files_of_run[name]: content for name, content in contents.items() if name in files_of_run}
     if listed:
         with locked(folder):
             RunFolder(folder).update(listed)
-    for name in contents.keys() - rows.keys():
+    for name in contents.keys() - files_of_run.keys():
         atomic_write(folder / name, contents[name])
 
 
