@@ -115,7 +115,7 @@ class LabelDecoder(nn.Module):
 
         tokens = torch.arange(self.answer.out_features, device=maps.device)  # the C classes and the end token
         end = tokens[-1]
-        start = end + 1
+        start = end + 1  # has an embedding, but is never emitted
         emitted = start.repeat(maps.shape[0])  # (N,)
         available = torch.ones_like(emitted[:, None] == tokens)  # (N, C + 1)
         if allowed is not None:
@@ -128,7 +128,7 @@ class LabelDecoder(nn.Module):
             scores = self.answer(hidden).masked_fill(~available, -math.inf)
             log_probabilities = scores.log_softmax(1)
             steps_so_far.append(log_probabilities)
-            # Different scores can round to equal log-probabilities. Whoever reads the result must find the same token.
+            # Different scores can round to equal log-probabilities. `emitted_labels` takes this maximum, too.
             emitted = log_probabilities.argmax(1)
             if not self.repeats:
                 available = available & ((tokens != emitted[:, None]) | (tokens == end))
