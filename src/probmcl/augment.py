@@ -48,9 +48,9 @@ def draw(
     if min(seed, epoch, index, view) < 0:
         raise ValueError(f"{seed=}, {epoch=}, {index=} and {view=} must be at least 0")
     # One 32-bit word is enough: torch's CPU generator uses only the lowest 32 bits of a seed.
-    state = np.random.SeedSequence(seed, spawn_key=(epoch, index, view)).generate_state(1)
+    (seed_of_view,) = np.random.SeedSequence(seed, spawn_key=(epoch, index, view)).generate_state(1)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(state[0]))  # torch.manual_seed would also reseed the accelerators
+        torch.default_generator.manual_seed(int(seed_of_view))  # torch.manual_seed would also reseed the accelerators
         return augmentation(image)
 
 
@@ -84,13 +84,15 @@ def light(
     >>> light(4, flip=0.0)(Image.new("RGB", (9, 5))).size
     (4, 4)
     """
-    # The crop comes first, so colors are changed on size x size pixels instead of the full image.
     crop = partial(random_crop, size=size, scale=scale, ratio=ratio)
+    random_flip = transforms.RandomHorizontalFlip(flip)
     jitter = partial(color_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
-    return _compose(crop, transforms.RandomHorizontalFlip(flip), jitter)
+    # The crop comes first, so colors are changed on size x size pixels instead of the full image.
+    return _compose(crop, random_flip, jitter)
 
 
 def _compose(*steps: Augmentation) -> Augmentation:
+    """Return an augmentation that applies the steps in this order."""
     composed: Augmentation = transforms.Compose(steps)
     return composed
 
@@ -103,7 +105,8 @@ def paper(size: int) -> Augmentation:
     >>> paper(4)(Image.new("RGB", (9, 5))).size
     (4, 4)
     """
-    return _compose(partial(squash, size=size), half_cutout, two_operations)
+    resize = partial(squash, size=size)
+    return _compose(resize, half_cutout, two_operations)
 
 
 AUGMENTATIONS: Mapping[str, Callable[[int], Augmentation]] = MappingProxyType(
@@ -130,7 +133,8 @@ def random_crop(
     """
     top, left, height, width = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
     crop = image.crop((left, top, left + width, top + height))
-    return Image.fromarray(resize_bilinear(crop, size).permute(1, 2, 0).numpy())
+    pixels = resize_bilinear(crop, size)  # (3, size, size)
+    return Image.fromarray(pixels.permute(1, 2, 0).numpy())
 
 
 def color_jitter(
@@ -144,8 +148,17 @@ def color_jitter(
     >>> color_jitter(image, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0).getpixel((0, 0))
     (0, 128, 128)
     """
-    factors = [_uniform(max(0.0, 1 - spread), 1 + spread) for spread in (brightness, contrast, saturation)]
-    return change_colors(image, factors[0], factors[1], factors[2], _uniform(-hue, hue))
+    # The order of the draws determines the colors for a given seed.
+    brightness_factor = _draw_factor(brightness)
+    contrast_factor = _draw_factor(contrast)
+    saturation_factor = _draw_factor(saturation)
+    turn = _draw_uniform(-hue, hue)
+    return change_colors(image, brightness_factor, contrast_factor, saturation_factor, turn)
+
+
+def _draw_factor(spread: float) -> float:
+    """Draw a factor around 1, which is never negative."""
+    return _draw_uniform(max(0.0, 1 - spread), 1 + spread)
 
 
 def change_colors(
@@ -161,12 +174,16 @@ def change_colors(
     (200, 100, 60)
     """
     to_yiq = np.array(LUMA_CHROMA)
-    across, along = saturation * math.cos(math.tau * turn), saturation * math.sin(math.tau * turn)
-    chroma = np.array([[1, 0, 0], [0, across, along], [0, -along, across]])  # red turns to yellow, as in HSV
-    linear = brightness * contrast * np.linalg.inv(to_yiq) @ chroma @ to_yiq
-    mean = np.array(image.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)))
-    offset = brightness * (1 - contrast) * float(to_yiq[0] @ mean)
-    return image.convert("RGB", tuple(np.column_stack([linear, [offset] * 3]).flatten().tolist()))
+    cosine = saturation * math.cos(math.tau * turn)
+    sine = saturation * math.sin(math.tau * turn)
+    change_chroma = np.array([[1, 0, 0], [0, cosine, sine], [0, -sine, cosine]])  # red turns to yellow, as in HSV
+    linear = brightness * contrast * np.linalg.inv(to_yiq) @ change_chroma @ to_yiq  # b c A
+
+    mean_color = np.array(image.resize((1, 1), Image.Resampling.BOX).getpixel((0, 0)))
+    mean_luma = float(to_yiq[0] @ mean_color)
+    offset = brightness * (1 - contrast) * mean_luma  # the same for red, green and blue
+    matrix = np.column_stack([linear, [offset] * 3])  # (3, 4), as Pillow expects it
+    return image.convert("RGB", tuple(matrix.flatten().tolist()))
 
 
 def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Image:
@@ -175,9 +192,12 @@ def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Ima
     >>> cutout(Image.new("RGB", (1, 1)), 3, 3, (1, 2, 3)).getpixel((0, 0))
     (1, 2, 3)
     """
-    left, top = _integer(image.width) - width // 2, _integer(image.height) - height // 2
+    left = _draw_integer(image.width) - width // 2
+    top = _draw_integer(image.height) - height // 2
+    right = min(left + width, image.width)
+    bottom = min(top + height, image.height)
     covered = image.copy()
-    covered.paste(color, (max(left, 0), max(top, 0), min(left + width, image.width), min(top + height, image.height)))
+    covered.paste(color, (max(left, 0), max(top, 0), right, bottom))
     return covered
 
 
@@ -189,8 +209,9 @@ def half_cutout(image: Image.Image) -> Image.Image:
     >>> half_cutout(Image.new("RGB", (6, 4))).size
     (6, 4)
     """
-    color = (_integer(256), _integer(256), _integer(256))
-    return cutout(image, (image.width + 1) // 2, (image.height + 1) // 2, color)
+    color = (_draw_integer(256), _draw_integer(256), _draw_integer(256))
+    half_width, half_height = (image.width + 1) // 2, (image.height + 1) // 2
+    return cutout(image, half_width, half_height, color)
 
 
 @dataclass(frozen=True)
@@ -207,27 +228,34 @@ class Operation:
 
     def level(self, magnitude: int) -> float:
         """Return the level for a magnitude, using linear interpolation."""
-        first, last = self.levels
-        return first + (last - first) * magnitude / (MAGNITUDES - 1)
+        weakest, strongest = self.levels
+        return weakest + (strongest - weakest) * magnitude / (MAGNITUDES - 1)
 
     def __call__(self, image: Image.Image, magnitude: int) -> Image.Image:
         """Apply the operation, with a random sign if `either_sign` is set."""
-        sign = -1 if self.either_sign and _integer(2) else 1
-        return self.apply(image, sign * self.level(magnitude))
+        level = self.level(magnitude)
+        if self.either_sign and _draw_integer(2):
+            level = -level
+        return self.apply(image, level)
 
 
 def _shear(image: Image.Image, x: float, y: float) -> Image.Image:
-    # Bicubic and relative to the upper left corner, as in the package.
-    rows = (1, x, 0, y, 1, 0)
-    return image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BICUBIC, fillcolor=GRAY)
+    """Shear by x pixels per row and y pixels per column, with bicubic interpolation.
+
+    The upper left corner stays fixed, as in the package.
+    """
+    matrix = (1, x, 0, y, 1, 0)  # two rows: the position in `image` of a pixel of the result
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BICUBIC, fillcolor=GRAY)
 
 
 def _translate(image: Image.Image, x: float, y: float) -> Image.Image:
-    rows = (1, 0, x * image.width, 0, 1, y * image.height)
-    return image.transform(image.size, Image.Transform.AFFINE, rows, fillcolor=GRAY)
+    """Shift to the left by the share x of the width, and up by the share y of the height."""
+    matrix = (1, 0, x * image.width, 0, 1, y * image.height)  # two rows, as in `_shear`
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, fillcolor=GRAY)
 
 
 def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    """Return an operation that applies one of Pillow's enhancers with a factor from 0.1 to 1.9; 1 changes nothing."""
     return Operation(lambda image, x: enhancer(image).enhance(1 + x), (0.0, 0.9), either_sign=True)
 
 
@@ -264,15 +292,18 @@ def two_operations(image: Image.Image) -> Image.Image:
     """
     operations = list(OPERATIONS.values())
     for _ in range(2):
-        operation, magnitude = operations[_integer(len(operations))], 1 + _integer(MAGNITUDES - 1)
-        if _integer(2):
+        operation = operations[_draw_integer(len(operations))]
+        magnitude = 1 + _draw_integer(MAGNITUDES - 1)
+        if _draw_integer(2):
             image = operation(image, magnitude)
     return image
 
 
-def _integer(bound: int) -> int:
+def _draw_integer(bound: int) -> int:
+    """Draw an integer from 0 to `bound` − 1."""
     return int(torch.randint(bound, ()))
 
 
-def _uniform(low: float, high: float) -> float:
+def _draw_uniform(low: float, high: float) -> float:
+    """Draw a number from the uniform distribution between two bounds."""
     return low + (high - low) * float(torch.rand(()))

@@ -41,9 +41,13 @@ class ThreeScales(nn.Module):
         self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]
     ) -> tuple[Float[Tensor, "N W h1 w1"], Float[Tensor, "N W h2 w2"], Float[Tensor, "N W h3 w3"]]:
         """Return the three scales from fine to coarse."""
-        rows, columns = (int(side < KERNEL) for side in last.shape[2:])
-        scales = self.fine(entering), self.middle(last), self.coarse(pad(last, (columns, columns, rows, rows)))
-        fine, middle, coarse = map(normalize_channels, scales) if self.normalize else scales
+        fine = self.fine(entering)
+        middle = self.middle(last)
+        pad_rows, pad_columns = (int(side < KERNEL) for side in last.shape[2:])  # 1 or 0 positions at both ends
+        padded = pad(last, (pad_columns, pad_columns, pad_rows, pad_rows))
+        coarse = self.coarse(padded)
+        if self.normalize:
+            return normalize_channels(fine), normalize_channels(middle), normalize_channels(coarse)
         return fine, middle, coarse
 
 
@@ -54,7 +58,9 @@ def normalize_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w
     >>> normalize_channels(torch.tensor([[[[3.0]], [[5.0]]]])).flatten()
     tensor([-1.0000,  1.0000])
     """
-    return layer_norm(maps.movedim(1, 3), maps.shape[1:2]).movedim(3, 1)
+    channels = maps.shape[1]
+    channels_last = maps.movedim(1, 3)  # layer_norm works on the last axis
+    return layer_norm(channels_last, (channels,)).movedim(3, 1)
 
 
 @full_precision
@@ -70,15 +76,15 @@ def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _
     >>> fine, coarse
     (tensor([[[[11., 22., 33.]]]]), tensor([[[[20.]]]]))
     """
-    largest = (max(x.shape[2] for x in maps), max(x.shape[3] for x in maps))
-    resized = [_resize(x, largest) for x in maps]
+    sizes = [(scale.shape[2], scale.shape[3]) for scale in maps]
+    largest = (max(height for height, _ in sizes), max(width for _, width in sizes))
+    resized = [_resize(scale, largest) for scale in maps]
     product = functools.reduce(operator.mul, resized)
-    return tuple(
-        _resize(x + product, (original.shape[2], original.shape[3])) for x, original in zip(resized, maps, strict=True)
-    )
+    return tuple(_resize(scale + product, size) for scale, size in zip(resized, sizes, strict=True))
 
 
 def _resize(maps: Float[Tensor, "N W h1 w1"], size: tuple[int, int]) -> Float[Tensor, "N W h2 w2"]:
+    """Resize maps to a height and width by bilinear interpolation; the centers of the corner positions stay fixed."""
     return interpolate(maps, size=size, mode="bilinear", align_corners=True)
 
 
@@ -110,15 +116,19 @@ class MapTransformer(nn.Module):
 
     def forward(self, maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
         """Return maps of the same size."""
-        positions = maps.flatten(2).permute(2, 0, 1)  # (P, N, W); attention runs along the first axis
-        sequence = positions.transpose(0, 1) if self.over_batch else positions
+        # PyTorch's attention runs along the first axis: over P positions, or over the N images of the batch.
+        sequence = maps.flatten(2).permute(2, 0, 1)  # (P, N, W)
+        if self.over_batch:
+            sequence = sequence.transpose(0, 1)  # (N, P, W)
         for layer in self.layers:
             sequence = layer(sequence)
-        positions = sequence.transpose(0, 1) if self.over_batch else sequence
-        return positions.permute(1, 2, 0).reshape(maps.shape)
+        if self.over_batch:
+            sequence = sequence.transpose(0, 1)  # (P, N, W)
+        return sequence.permute(1, 2, 0).reshape(maps.shape)
 
 
 def _layer(width: int, heads: int, feed_forward: int) -> nn.TransformerEncoderLayer:
+    """Return a layer that initially only normalizes, because the last linear map of both blocks is zero."""
     layer = nn.TransformerEncoderLayer(width, heads, feed_forward, dropout=0.0, activation="gelu")
     nn.init.xavier_uniform_(layer.linear1.weight)
     for last in (layer.self_attn.out_proj, layer.linear2):

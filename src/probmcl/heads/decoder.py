@@ -40,7 +40,7 @@ class CrossAttention(nn.Module):
         """Return the output of each query."""
         before, between, after = self.norms
         queries = before(queries + self.dropout(queries))
-        attended = self.attention(queries, tokens, tokens, need_weights=False)[0]
+        attended, _ = self.attention(queries, tokens, tokens, need_weights=False)
         queries = between(queries + self.dropout(attended))
         outputs: Tensor = after(queries + self.dropout(self.feed_forward(queries)))
         return outputs
@@ -82,7 +82,8 @@ class GroupDecoder(nn.Module):
         learned_queries: bool = False,
     ) -> None:
         super().__init__()
-        groups = min(DEFAULT_GROUPS, classes) if groups is None else groups
+        if groups is None:
+            groups = min(DEFAULT_GROUPS, classes)
         if not 1 <= groups <= classes:
             raise ValueError(f"`groups` must be between 1 and the number of classes ({classes}), got {groups}")
         self.group_size = math.ceil(classes / groups)
@@ -94,14 +95,17 @@ class GroupDecoder(nn.Module):
             self.queries = nn.Parameter(queries)
         else:
             self.register_buffer("queries", queries)
-        self.weight = nn.Parameter(nn.init.xavier_normal_(torch.empty(n_queries, width, self.group_size)))
+        weight = torch.empty(n_queries, width, self.group_size)
+        self.weight = nn.Parameter(nn.init.xavier_normal_(weight))
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
         """Return one logit per class."""
-        tokens = relu(self.embedding(maps.flatten(2).transpose(1, 2)))  # (N, P, W)
-        queries = self.queries.expand(maps.shape[0], -1, -1)
-        return group_logits(self.layer(queries, tokens), self.weight, self.bias)
+        positions = maps.flatten(2).transpose(1, 2)  # (N, P, K)
+        tokens = relu(self.embedding(positions))  # (N, P, W)
+        queries = self.queries.expand(maps.shape[0], -1, -1)  # (N, Q, W)
+        outputs = self.layer(queries, tokens)
+        return group_logits(outputs, self.weight, self.bias)
 
 
 @full_precision
@@ -116,5 +120,6 @@ def group_logits(
     >>> group_logits(outputs, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), torch.zeros(3))
     tensor([[ 1.,  2., 30.]])
     """
+    classes = bias.shape[0]
     logits = torch.einsum("nqw,qwg->nqg", outputs, weight).flatten(1)  # (N, Q·g)
-    return logits[:, : bias.shape[0]] + bias
+    return logits[:, :classes] + bias  # the last group may be incomplete

@@ -74,16 +74,27 @@ class DualRelation(nn.Module):
 
     def forward(self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]) -> Relations:
         """Return all three sets of logits; the constraint is used only in training."""
-        transformed = [self.transformer(maps) for maps in cross_scale(*self.scales(entering, last))]
+        scales = cross_scale(*self.scales(entering, last))
+        transformed = [self.transformer(maps) for maps in scales]
         scores = self.scores(last)
-        structural: Tensor = self.structural(torch.cat([maps.amax((2, 3)) for maps in transformed], 1))
-        return Relations(structural, self._semantic(last, scores, transformed), top_mean(scores, self.top_share))
+        maxima = torch.cat([maps.amax((2, 3)) for maps in transformed], 1)  # (N, 3W)
+        structural: Tensor = self.structural(maxima)
+        semantic = self._semantic(last, scores, transformed)
+        constraint = top_mean(scores, self.top_share)
+        return Relations(structural, semantic, constraint)
 
-    def _semantic(self, last: Tensor, scores: Tensor, transformed: list[Tensor]) -> Float[Tensor, "N C"]:
-        guidance = torch.cat([maps.detach().mean((2, 3)) for maps in transformed], 1)  # (N, 3W)
-        transformed_nodes = class_nodes(transformed[1].detach(), scores.detach())
-        last_nodes = class_nodes(self.own_part(last), scores)
-        logits: Tensor = self.graph(torch.cat([last_nodes, self.guided_part(transformed_nodes)], 2), guidance)
+    def _semantic(
+        self, last: Float[Tensor, "N K h2 w2"], scores: Float[Tensor, "N C h2 w2"], transformed: list[Tensor]
+    ) -> Float[Tensor, "N C"]:
+        """Return the logits of the image graph; no gradient reaches the transformed maps, from fine to coarse."""
+        means = [maps.detach().mean((2, 3)) for maps in transformed]
+        guidance = torch.cat(means, 1)  # (N, 3W)
+        _, middle, _ = transformed  # the scale of the scores
+        transformed_nodes = class_nodes(middle.detach(), scores.detach())
+        own_nodes = class_nodes(self.own_part(last), scores)
+        guided_nodes = self.guided_part(transformed_nodes)
+        nodes = torch.cat([own_nodes, guided_nodes], 2)  # (N, C, 2W)
+        logits: Tensor = self.graph(nodes, guidance)
         return logits
 
 
@@ -96,8 +107,10 @@ def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N
     tensor([[4.5000]])
     """
     check_range(above=0, at_most=1, share=share)
-    scores = at_least_float32(scores.flatten(2))
-    return scores.topk(max(1, round(share * scores.shape[2])), dim=2).values.mean(2)
+    scores_by_position = at_least_float32(scores.flatten(2))  # (N, C, P)
+    count = max(1, round(share * scores_by_position.shape[2]))
+    highest = scores_by_position.topk(count, dim=2).values
+    return highest.mean(2)
 
 
 @full_precision
@@ -142,14 +155,16 @@ class ImageGraph(nn.Module):
     @full_precision
     def forward(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C"]:
         """Apply the classifier of each class to its node."""
-        messages = leaky_relu(self.correlation(nodes, guidance) @ nodes, SLOPE)
+        edges = self.correlation(nodes, guidance)
+        messages = leaky_relu(edges @ nodes, SLOPE)
         received = leaky_relu(self.convolution(messages), SLOPE)
-        return ((nodes + received) * self.classifier.weight).sum(2) + self.classifier.bias
+        updated = nodes + received
+        return (updated * self.classifier.weight).sum(2) + self.classifier.bias  # class i uses only row i of the weight
 
     @full_precision
     def correlation(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C C"]:
         """Return the edge weights; row i has the weights of the messages that class i receives from each class."""
-        guide = leaky_relu(self.norm(self.guide(guidance)), SLOPE)
-        guides = guide[:, None].expand(-1, nodes.shape[1], -1)  # (N, C, G)
-        edges: Tensor = self.edges(torch.cat([guides, nodes], 2))
+        guide = leaky_relu(self.norm(self.guide(guidance)), SLOPE)  # (N, G)
+        guide_per_node = guide[:, None].expand(-1, nodes.shape[1], -1)  # (N, C, G)
+        edges: Tensor = self.edges(torch.cat([guide_per_node, nodes], 2))
         return edges.sigmoid()

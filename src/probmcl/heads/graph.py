@@ -32,7 +32,8 @@ def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> 
     """
     if file is None:
         return nn.Parameter(LEARNED_DEVIATION * torch.randn(len(names), size))
-    return nn.Buffer(torch.from_numpy(label_vectors(Path(file), names, size=size)))
+    word_vectors = label_vectors(Path(file), names, size=size)
+    return nn.Buffer(torch.from_numpy(word_vectors))
 
 
 def label_graph(
@@ -54,9 +55,10 @@ def label_graph(
     check_range(above=0, at_most=1, threshold=threshold)
     check_range(at_least=0, below=1, neighbor_share=neighbor_share)
     conditional = _float64(cooccurrence) / _float64(counts).clamp(min=1)[:, None]  # P(j|i), or 0 if i never occurs
-    edges = (conditional >= threshold).double().fill_diagonal_(0)
-    shares = edges / edges.sum(0).clamp(min=1)
-    graph = neighbor_share * shares + (1 - neighbor_share) * torch.eye(len(counts), dtype=torch.float64)
+    edges = (conditional >= threshold).double().fill_diagonal_(0)  # B
+    shares = edges / edges.sum(0).clamp(min=1)  # 1 only avoids a division by zero
+    identity = torch.eye(len(counts), dtype=torch.float64)
+    graph = neighbor_share * shares + (1 - neighbor_share) * identity
     return graph.to(torch.get_default_dtype())
 
 
@@ -86,11 +88,12 @@ def superimposed_graph(
     check_range(at_least=0, at_most=1, cooccurrence_weight=cooccurrence_weight, smallest_edge=smallest_edge)
     check_range(at_least=0, below=1, neighbor_share=neighbor_share)
     root = _float64(counts).clamp(min=1).sqrt()  # avoids division by zero for absent classes
-    edges = _float64(cooccurrence) / root / root[:, None]
+    edges = _float64(cooccurrence) / root / root[:, None]  # S
     if knowledge is not None:
         edges = cooccurrence_weight * edges + (1 - cooccurrence_weight) * _float64(knowledge)
     edges = edges.where(edges >= smallest_edge, 0.0)
-    graph = neighbor_share * edges + (1 - neighbor_share) * torch.eye(len(counts), dtype=torch.float64)
+    identity = torch.eye(len(counts), dtype=torch.float64)
+    graph = neighbor_share * edges + (1 - neighbor_share) * identity
     return graph.to(torch.get_default_dtype())
 
 
@@ -150,11 +153,16 @@ class LowRankConvolution(nn.Module):
     def __init__(self, in_features: int, out_features: int, *, even: bool = True) -> None:
         super().__init__()
         inner = max(32, (in_features + out_features) // 8)
-        even_bounds = math.sqrt(6 / (1 + SLOPE**2) / in_features), math.sqrt(3 / inner), 0.0
-        first, second, bias = even_bounds if even else (inner**-0.5, out_features**-0.5, out_features**-0.5)
-        self.first = _uniform(first, in_features, inner)
-        self.second = _uniform(second, inner, out_features)
-        self.bias = _uniform(bias, out_features)
+        if even:
+            first_bound = math.sqrt(6 / (1 + SLOPE**2) / in_features)
+            second_bound = math.sqrt(3 / inner)
+            bias_bound = 0.0
+        else:
+            first_bound = inner**-0.5
+            second_bound = bias_bound = out_features**-0.5
+        self.first = _uniform(first_bound, in_features, inner)
+        self.second = _uniform(second_bound, inner, out_features)
+        self.bias = _uniform(bias_bound, out_features)
 
     @full_precision
     def forward(self, nodes: Float[Tensor, "C in"], graph: Float[Tensor, "C C"]) -> Float[Tensor, "C out"]:
@@ -163,6 +171,7 @@ class LowRankConvolution(nn.Module):
 
 
 def _uniform(bound: float, *shape: int) -> nn.Parameter:
+    """Return a parameter drawn from the uniform distribution on [−bound, bound]."""
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
@@ -190,8 +199,10 @@ class LabelEmbeddings(nn.Module):
         """Return the embeddings after each convolution."""
         nodes = vectors
         embeddings: list[Tensor] = []
-        for convolution in self.convolutions:
-            nodes = convolution(leaky_relu(nodes, SLOPE) if embeddings else nodes, graph)
+        for index, convolution in enumerate(self.convolutions):
+            if index > 0:  # label vectors get no activation
+                nodes = leaky_relu(nodes, SLOPE)
+            nodes = convolution(nodes, graph)
             embeddings.append(nodes.tanh())
         return embeddings
 
@@ -219,7 +230,8 @@ class LateralConnection(nn.Module):
 
     def forward(self, maps: Float[Tensor, "N K h w"], embeddings: Float[Tensor, "C K"]) -> Float[Tensor, "N K h w"]:
         """Return the maps with the residual added."""
-        similarity = conv2d(maps, self.scale * embeddings[:, :, None, None])  # (N, C, h, w)
+        filters = self.scale * embeddings[:, :, None, None]  # (C, K, 1, 1)
+        similarity = conv2d(maps, filters)  # (N, C, h, w)
         residual: Tensor = self.back(similarity)
         return maps + residual
 

@@ -48,17 +48,21 @@ class ResidualAttention(nn.Module):
 
     def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
         """Return the logits, summed over heads."""
+        scores_by_head = self.scores(maps).flatten(3).unbind(1)  # H tensors (N, C, P)
         logits = [
             residual_attention(scores, temperature=temperature, weight=self.attention_weight)
-            for scores, temperature in zip(self.scores(maps).flatten(3).unbind(1), self.temperatures, strict=True)
+            for scores, temperature in zip(scores_by_head, self.temperatures, strict=True)
         ]
         return torch.stack(logits).sum(0)
 
     def scores(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N H C h w"]:
         """Return the score of each class at each position, for every head."""
+        images, _, height, width = maps.shape
+        heads, classes, _ = self.weight.shape
         vectors = normalize(self.weight, dim=2) if self.normalize else self.weight
-        scores = conv2d(maps, vectors.flatten(0, 1)[:, :, None, None])  # (N, H·C, h, w)
-        return scores.reshape(maps.shape[0], *vectors.shape[:2], *maps.shape[2:])
+        filters = vectors.flatten(0, 1)[:, :, None, None]  # (H·C, K, 1, 1)
+        scores = conv2d(maps, filters)  # (N, H·C, h, w)
+        return scores.reshape(images, heads, classes, height, width)
 
 
 def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, weight: float) -> Float[Tensor, "N C"]:
@@ -89,4 +93,5 @@ def softmax_mean(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Te
     scores = at_least_float32(scores)
     if math.isinf(temperature):
         return scores.amax(2)
-    return ((temperature * scores).softmax(2) * scores).sum(2)
+    attention = (temperature * scores).softmax(2)
+    return (attention * scores).sum(2)

@@ -41,8 +41,10 @@ class AdditiveAttention(nn.Module):
         self, positions: Float[Tensor, "N P K"], keys: Float[Tensor, "N P A"], query: Float[Tensor, "N H"]
     ) -> Float[Tensor, "N K"]:
         """Return the context of a query."""
-        scores = self.weight(relu(keys + self.query(query)[:, None]))  # (N, P, 1)
-        context: Tensor = (scores.softmax(1) * positions).sum(1)
+        projected_query = self.query(query)[:, None]  # (N, 1, A)
+        scores = self.weight(relu(keys + projected_query))  # (N, P, 1)
+        attention = scores.softmax(1)
+        context: Tensor = (attention * positions).sum(1)
         return context
 
 
@@ -87,7 +89,8 @@ class LabelDecoder(nn.Module):
         super().__init__()
         self.normalize, self.repeats = normalize, repeats
         self.dropout = nn.Dropout(dropout)
-        self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
+        self.first_hidden = nn.Linear(channels, hidden)
+        self.first_cell = nn.Linear(channels, hidden)
         self.embedding = nn.Embedding(classes + 2, embedding)  # classes, end token, start token
         self.attention = AdditiveAttention(channels, hidden, attention)
         self.gate = nn.Linear(hidden, channels)
@@ -102,30 +105,47 @@ class LabelDecoder(nn.Module):
 
         Classes that are not `allowed` (by default, all are) are excluded from the softmax and never emitted.
         """
-        maps = rms_norm(maps, maps.shape[1:]) if self.normalize else maps
+        if self.normalize:
+            maps = rms_norm(maps, maps.shape[1:])
         positions = maps.flatten(2).transpose(1, 2)  # (N, P, K)
-        pooled, positions = positions.mean(1), self.dropout(positions)
-        keys, state = self.attention.keys(positions), (self.first_hidden(pooled), self.first_cell(pooled))
-        tokens = torch.arange(self.answer.out_features, device=maps.device)
+        mean = positions.mean(1)
+        positions = self.dropout(positions)
+        keys = self.attention.keys(positions)
+        state = (self.first_hidden(mean), self.first_cell(mean))
+
+        tokens = torch.arange(self.answer.out_features, device=maps.device)  # the C classes and the end token
         end = tokens[-1]
-        emitted = (end + 1).repeat(maps.shape[0])  # start token
-        available = torch.ones_like(emitted[:, None] > tokens)
+        start = end + 1  # has an embedding, but is never emitted
+        emitted = start.repeat(maps.shape[0])  # (N,)
+        available = torch.ones_like(emitted[:, None] == tokens)  # (N, C + 1)
         if allowed is not None:
-            available = torch.cat([allowed, available[:, -1:]], 1)
-        log_probabilities: list[Tensor] = []
+            available = torch.cat([allowed, available[:, -1:]], 1)  # the end token is always available
+
+        steps_so_far: list[Tensor] = []
         for _ in range(steps):
-            state = self._next(emitted, state, positions, keys)
-            scores = self.answer(state[0]).masked_fill(~available, -math.inf)
-            log_probabilities.append(scores.log_softmax(1))
-            emitted = log_probabilities[-1].argmax(1)  # different scores can round to equal log-probabilities
+            state = self._next_state(state, emitted, positions, keys)
+            hidden, _ = state
+            scores = self.answer(hidden).masked_fill(~available, -math.inf)
+            log_probabilities = scores.log_softmax(1)
+            steps_so_far.append(log_probabilities)
+            # Different scores can round to equal log-probabilities. `emitted_labels` takes this maximum, too.
+            emitted = log_probabilities.argmax(1)
             if not self.repeats:
                 available = available & ((tokens != emitted[:, None]) | (tokens == end))
-        return torch.stack(log_probabilities, 1)
+        return torch.stack(steps_so_far, 1)
 
-    def _next(self, emitted: Int[Tensor, " N"], state: State, positions: Tensor, keys: Tensor) -> State:
+    def _next_state(
+        self,
+        state: State,
+        emitted: Int[Tensor, " N"],
+        positions: Float[Tensor, "N P K"],
+        keys: Float[Tensor, "N P A"],
+    ) -> State:
+        """Return the LSTM state after the last emitted token and the gated context have been read."""
         hidden, _ = state
         context = self.gate(hidden).sigmoid() * self.attention(positions, keys, hidden)
-        next_state: State = self.cell(torch.cat([self.embedding(emitted), context], 1), state)
+        inputs = torch.cat([self.embedding(emitted), context], 1)
+        next_state: State = self.cell(inputs, state)
         return next_state
 
 
@@ -138,9 +158,10 @@ def emitted_labels(log_probabilities: Float[Tensor, "N T E"]) -> Bool[Tensor, "N
     """
     tokens = log_probabilities.argmax(2)  # (N, T)
     end = log_probabilities.shape[2] - 1
-    ended = (tokens == end).cumsum(1) > 0
+    ended = (tokens == end).cumsum(1) > 0  # from the step of the end token on
     classes = torch.arange(end, device=tokens.device)
-    return ((tokens[..., None] == classes) & ~ended[..., None]).any(1)
+    emitted = (tokens[..., None] == classes) & ~ended[..., None]  # (N, T, C)
+    return emitted.any(1)
 
 
 def set_logits(log_probabilities: Float[Tensor, "N T E"]) -> Float[Tensor, "N C"]:
@@ -154,14 +175,19 @@ def set_logits(log_probabilities: Float[Tensor, "N T E"]) -> Float[Tensor, "N C"
     >>> set_logits(steps.log()).sigmoid()  # q is 0.2 and 0.7; steps after the end are ignored
     tensor([[0.0217, 0.9677]])
     """
-    tokens, end = log_probabilities.argmax(2, keepdim=True), log_probabilities.shape[2] - 1
+    tokens = log_probabilities.argmax(2, keepdim=True)  # (N, T, 1)
+    end = log_probabilities.shape[2] - 1
     is_end = (tokens == end).long()
-    past = is_end.cumsum(1) > is_end  # (N, T, 1)
+    past = is_end.cumsum(1) > is_end  # steps after the first end token, not the step of that token itself
     class_log_p, end_log_p = log_probabilities[..., :-1], log_probabilities[..., -1:]
-    emitted = tokens == torch.arange(end, device=tokens.device)
+    most_probable = tokens == torch.arange(end, device=tokens.device)  # (N, T, C)
+
     # log(1−p) is log1p(−p) for all but the most probable token, for which it is the log-sum-exp of the others.
-    others = class_log_p.masked_fill(emitted, -math.inf)
-    log_not_p = torch.cat([others, end_log_p], 2).logsumexp(2, keepdim=True).where(emitted, (-others.exp()).log1p())
-    highest, lowest_log_not_p = class_log_p.masked_fill(past, -math.inf).amax(1), log_not_p.masked_fill(past, 0).amin(1)
+    others = class_log_p.masked_fill(most_probable, -math.inf)
+    log_sum_of_others = torch.cat([others, end_log_p], 2).logsumexp(2, keepdim=True)
+    log_not_p = log_sum_of_others.where(most_probable, (-others.exp()).log1p())
+
+    log_q = class_log_p.masked_fill(past, -math.inf).amax(1)
+    log_not_q = log_not_p.masked_fill(past, 0).amin(1)
     log_odds = math.log(ODDS)
-    return (log_odds - lowest_log_not_p).where(emitted_labels(log_probabilities), highest - log_odds)
+    return (log_odds - log_not_q).where(emitted_labels(log_probabilities), log_q - log_odds)

@@ -48,8 +48,9 @@ class ClassAttention(nn.Module):
 
     def forward(self, maps: Float[Tensor, "N E h w"]) -> ClassMaps:
         """Return the attention and confidence maps."""
-        maps = self.norm(maps)
-        return ClassMaps(spatial_softmax(self.score(maps)), self.confidence(maps))
+        standardized = self.norm(maps)
+        attention = spatial_softmax(self.score(standardized))
+        return ClassMaps(attention, self.confidence(standardized))
 
 
 class SpatialRegularization(nn.Module):
@@ -71,9 +72,11 @@ class SpatialRegularization(nn.Module):
         super().__init__()
         self.side = side
         self.mix = nn.Sequential(
-            *_layer(nn.Conv2d(classes, width, 1, bias=False)), *_layer(nn.Conv2d(width, width, 1, bias=False))
+            *_layer(nn.Conv2d(classes, width, 1, bias=False)),
+            *_layer(nn.Conv2d(width, width, 1, bias=False)),
         )
-        self.filters = nn.Sequential(*_layer(nn.Conv2d(width, width * filters, side, groups=width, bias=False)))
+        whole_maps = nn.Conv2d(width, width * filters, side, groups=width, bias=False)
+        self.filters = nn.Sequential(*_layer(whole_maps))
         self.linear = nn.Linear(width * filters, classes)
 
     def forward(self, maps: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C"]:
@@ -83,7 +86,8 @@ class SpatialRegularization(nn.Module):
                 f"expected maps of {self.side}×{self.side} positions, got {maps.shape[2]}×{maps.shape[3]}; "
                 "use the image size that the model was built for"
             )
-        logits: Tensor = self.linear(self.filters(self.mix(maps)).flatten(1))
+        responses = self.filters(self.mix(maps)).flatten(1)  # one position is left: (N, width · filters)
+        logits: Tensor = self.linear(responses)
         return logits
 
 
@@ -129,10 +133,12 @@ def weighted_attention(
     >>> weighted_attention(torch.tensor([[[[0.75, 0.25]]]]), torch.zeros(1, 1, 1, 2))
     tensor([[[[0.7500, 0.2500]]]])
     """
-    return attention.shape[2] * attention.shape[3] * attention * confidence.sigmoid()
+    positions = attention.shape[2] * attention.shape[3]
+    return positions * attention * confidence.sigmoid()
 
 
 def _layer(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
+    """Return a convolution, its batch normalization and ReLU."""
     return convolution, BatchNorm(convolution.out_channels), nn.ReLU()
 
 
@@ -149,7 +155,8 @@ class BatchNorm(nn.BatchNorm2d):
 
     def forward(self, x: Float[Tensor, "N K *positions"]) -> Float[Tensor, "N K *positions"]:
         """Normalize every channel to mean 0 and standard deviation 1, then apply the learned scale and shift."""
-        if self.training and x.numel() == x.shape[1]:
+        single_position = x.numel() == x.shape[1]
+        if self.training and single_position:
             return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return super().forward(x)
 
