@@ -43,7 +43,10 @@ def abstention_limits(
 
 
 def _limits_of_class(risk: float, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, " K"]) -> tuple[float, float]:
-    """Return the highest probability of a no, and that of a not sure, for the known entries of one class."""
+    """Return the highest probability of a no, and that of a not sure, from the known entries of one class.
+
+    `risk` is the largest error rate among the decisions. An infinite limit means that no decision has this error rate.
+    """
     if not len(p):
         return -np.inf, np.inf
     balanced = balanced_threshold(p)

@@ -160,6 +160,7 @@ class _Losses:
             test = block.of_images(held_out)
             relative = None
             for row, strength in enumerate(strengths):
+                # A rough fit is enough to compare the strengths.
                 relative = fit_sigmoids(training, pooled, strength, start=relative, tolerance=1e-3)
                 slope, intercept = compose(pooled, relative)
                 losses = log_loss_sum(test.z * slope + intercept, test.labels, test.known)
@@ -237,7 +238,7 @@ def log_loss_sum(
 
 
 def _fit_pooled(entries: Entries) -> Float64[Tensor, "2"]:
-    """Fit one sigmoid to the entries of all classes; of very many images, only some are used."""
+    """Fit one sigmoid to the entries of all classes; of very many images, only every second, third, … is used."""
     step = math.ceil(entries.scores.numel() / POOLED_ENTRIES)
     scores = entries.scores[::step].flatten()
     labels = entries.labels[::step].flatten()
@@ -247,7 +248,7 @@ def _fit_pooled(entries: Entries) -> Float64[Tensor, "2"]:
 
 
 def _class_blocks(entries: Entries) -> Iterator[tuple[slice, LabeledLogits]]:
-    """Yield the columns of some classes at a time, with their entries."""
+    """Yield the columns of some classes at a time, with the logits and labels of these classes."""
     images, classes = entries.scores.shape
     width = max(1, CACHED_ENTRIES // images)
     for start in range(0, classes, width):

@@ -101,9 +101,11 @@ def cut_with_bounded_error(
 def accepted_cuts(
     scores: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"], limit: float, *, confidence: float = CONFIDENCE
 ) -> AcceptedThresholds | None:
-    """Return the ends of the longest sequence of thresholds that `cut_with_bounded_error` accepts, or None.
+    """Return the ends of the sequence of thresholds that `cut_with_bounded_error` accepts, or None.
 
-    The bound holds for all thresholds in between at once.
+    Two sequences of tests go through the cuts from high to low thresholds. Each starts at a cut with enough scores
+    above it, and ends before the first p-value above the level. The sequence that reaches the lowest threshold is
+    returned. The bound on the error rate holds for all of its thresholds at once.
     """
     if not 0 < limit < 1:
         raise ValueError(f"limit={limit} must be between 0 and 1")
@@ -111,10 +113,10 @@ def accepted_cuts(
     descending = np.argsort(-scores, kind="stable")
     errors_among_highest = np.concatenate([[0], np.cumsum(wrong[descending])])
     errors_above = errors_among_highest[cuts.above]
-    p = bdtr(errors_above.astype(float), cuts.above, limit)  # p(t) of each cut
+    p = bdtr(errors_above.astype(float), cuts.above, limit)  # P(Bin(n, limit) ≤ k) of each cut
 
     level = (1 - confidence) / len(STARTS)
-    # Without errors, p = (1 − limit)ⁿ, which is at most the level for n scores or more.
+    # No test succeeds for fewer scores: without errors, the p-value of n scores is (1 − limit)ⁿ.
     fewest = math.ceil(math.log(level) / math.log(1 - limit) - ROUNDING_ERROR)
     accepted = None
     last_accepted = -1

@@ -140,8 +140,8 @@ def bootstrapped_areas(
         raise ValueError(f"weights: {expected}, got shape {tuple(weights.shape)} and minimum {lowest}")
     parts = [_by_image(weights[rows]) for rows in blocks(draws, images)]
 
-    sums = np.zeros((2, draws))
-    classes = np.zeros((2, draws))
+    sums = np.zeros((2, draws))  # of AP and AUROC
+    classes = np.zeros((2, draws))  # number of classes in each sum
     for column in class_columns(entries):
         if column.is_scored:
             areas = _areas_of_class(column, parts)
@@ -194,9 +194,9 @@ class _Ranking(NamedTuple):
 
     Attributes:
         levels: the number L of levels; level 0 is the highest score.
-        bins: a bin for each image, by its score. Bin 0 has the negatives above every positive, bin 1 those tied with
-            the highest positive score, bin 2 those between it and the next, and so on up to bin 2 L. Bin 2 L + 1 is for
-            images that are not known negatives.
+        bins: a bin for each image, by its score. Bin 2 l has the negatives between level l − 1 and level l, and bin
+            2 l + 1 those tied with level l. Bin 0 has the negatives above all levels, and bin 2 L those below. Bin
+            2 L + 1 has the images that are not known negatives.
         positives: the rows of the positives.
         level: the level of each positive.
     """
@@ -222,17 +222,21 @@ def _rank(column: ClassEntries) -> _Ranking:
 
 
 def _areas_of_part(ranking: _Ranking, weights: Int32[Tensor, "N B"]) -> Float64[Tensor, "2 B"]:
-    """Return AP and AUROC in each of B resamples; NaN without a positive or without a negative."""
+    """Return AP and AUROC in each of B resamples; NaN without a positive or without a negative.
+
+    `weights` has how often each image is drawn in each resample. The formulas are those of `bootstrapped_map` and
+    `bootstrapped_areas`.
+    """
     draws = weights.shape[1]
     in_bin = weights.new_zeros(2 * ranking.levels + 2, draws).index_add(0, ranking.bins, weights)
-    negatives = in_bin[:-1].cumsum(0)  # (2 L + 1, B): in this bin or a bin with higher scores
-    above = negatives[:-1:2]  # (L, B): with a score above that of the level
-    not_below = negatives[1::2]  # (L, B)
+    negatives = in_bin[:-1].cumsum(0)  # (2 L + 1, B): in this bin or one before it
+    above = negatives[:-1:2]  # (L, B): up to bin 2 l, the last one above level l
+    not_below = negatives[1::2]  # (L, B): up to bin 2 l + 1, which is tied with level l
     total = negatives[-1]  # (B,)
 
     positive_weights = weights[ranking.positives]
     drawn = weights.new_zeros(ranking.levels, draws).index_add(0, ranking.level, positive_weights)  # (L, B)
-    retrieved = drawn.cumsum(0)  # (L, B): with the score of the level or a higher one
+    retrieved = drawn.cumsum(0)  # (L, B): positives at this level or a higher one
     positives = retrieved[-1]  # (B,)
 
     # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positives.

@@ -123,9 +123,10 @@ def retrieval(
 
     overlaps: list[float] = []
     precisions: list[float] = []
-    for block in _query_blocks(len(points), queries, seed):
-        cosine, overlap = _compare(points, point_labels, point_known, block)
-        is_other = torch.ones_like(cosine, dtype=torch.bool).scatter_(1, block[:, None], False)
+    for rows in _query_blocks(len(points), queries, seed):
+        cosine, overlap = _compare(points, point_labels, point_known, rows)
+        is_other = torch.ones_like(cosine, dtype=torch.bool)
+        is_other.scatter_(1, rows[:, None], False)  # a query is not its own neighbor
         is_relevant = (overlap >= threshold) & is_other
         overlaps += _overlap_of_nearest(cosine, overlap, is_other, k).tolist()
         for scores, relevant, others in zip(cosine.numpy(), is_relevant.numpy(), is_other.numpy(), strict=True):
@@ -146,7 +147,7 @@ def _refuse_embedding(embedding: Float[Tensor, "M D"], has_labels: Bool[Tensor, 
 
 
 def _query_blocks(points: int, queries: int | None, seed: int) -> Sequence[Int[Tensor, " _"]]:
-    """Return at most `queries` random points in ascending order, in blocks; None means all of them.
+    """Return the rows of at most `queries` random points in ascending order, in blocks; None means all points.
 
     A single point has no neighbors, so it is not a query.
     """
@@ -170,13 +171,15 @@ def _compare(
     `queries` are the rows of the images that are compared with all images.
     """
     directions = _directions(points[queries])
+    query_labels = labels[queries]
+    query_known = known[queries]
     cosine = torch.empty(len(queries), len(points))
     overlap = torch.empty(len(queries), len(points))
     width = max(points.shape[1], labels.shape[1])
     for columns in blocks(len(points), width):
         # Rounding to float32 gives equal images equal cosines, regardless of the order of summation.
         cosine[:, columns] = (directions @ _directions(points[columns]).T).float()
-        overlap[:, columns] = jaccard(labels[queries], labels[columns], known_a=known[queries], known_b=known[columns])
+        overlap[:, columns] = jaccard(query_labels, labels[columns], known_a=query_known, known_b=known[columns])
     return cosine, overlap
 
 

@@ -130,9 +130,10 @@ def evaluate_rows(
     by = None
     if values is not None and options.by is not None:
         by = ValueScores(column=options.by, values=scores)
-    metrics_of_images = msgspec.structs.asdict(metrics) | {"images": overall.images}  # not the number of groups
+    metric_fields = msgspec.structs.asdict(metrics)
+    metric_fields["images"] = overall.images  # not the number of groups
     return Evaluation(
-        **metrics_of_images,
+        **metric_fields,
         risk_coverage=curve,
         calibration=calibration,
         abstention=abstention,
@@ -223,8 +224,9 @@ def _number_then_text(value: str) -> tuple[float, str]:
         number = float(value)
     except ValueError:
         return np.inf, value
-    is_text = np.isnan(number)  # such as "nan"
-    return (np.inf if is_text else number), value
+    if np.isnan(number):  # the text "nan", which has no place among the numbers
+        return np.inf, value
+    return number, value
 
 
 def _risk_coverage(rows: ScoredRows, model: EvaluatedModel) -> RiskCoverage:

@@ -57,7 +57,7 @@ def precision_at_positives(
     """
     all_scores = np.sort(scores[known])
     positive_scores = np.sort(scores[positive])
-    # Scores that are not below the score of each positive, among the positives and among all known images.
+    # The numbers of positives, and of all known images, that score as high as each positive or higher.
     true_positives = len(positive_scores) - np.searchsorted(positive_scores, positive_scores)
     retrieved = len(all_scores) - np.searchsorted(all_scores, positive_scores)
     return true_positives / retrieved
@@ -275,13 +275,14 @@ def decisions_at(scores: Array, labels: Array, known: Array | None = None, thres
     if by_image.known.any():
         micro_f1 = _f1(by_image.true_positives.sum(), by_image.wrong.sum()).item()
 
+    scored_classes = by_class.of(by_class.is_scored)
     with_labels = by_image.of(by_image.known > 0)
     is_fully_known = by_image.known == entries.scores.shape[1]
     fully_known = by_image.of(is_fully_known)
     images_fully_known = is_fully_known.sum()
     images_without_error = (fully_known.wrong == 0).sum()
     return Decisions(
-        macro_f1=by_class.f1[by_class.is_scored].mean().item(),
+        macro_f1=scored_classes.f1.mean().item(),
         micro_f1=micro_f1,
         sample_f1=with_labels.f1.mean().item(),
         hamming_loss=_rate(by_image.wrong.sum(), by_image.known.sum()).item(),
@@ -306,8 +307,10 @@ def precision_recall_f1(
     class_means = by_class.mean(1)
     class_f1 = _harmonic_mean(class_means) if f1 == "harmonic" else _harmonic_mean(by_class).mean()
     overall = _precision_and_recall(
-        decisions.true_positives.sum(), decisions.predicted.sum(), decisions.positives.sum()
-    )
+        decisions.true_positives.sum(),
+        decisions.predicted.sum(),
+        decisions.positives.sum(),
+    )  # (2,)
     class_precision, class_recall = class_means.tolist()
     overall_precision, overall_recall = overall.tolist()
     return {
@@ -343,7 +346,7 @@ def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: 
             known=known.count_nonzero(axis),
         )
         block_counts.append(torch.stack(counts))  # (4, K)
-    if axis == 0:  # every block has all classes
+    if axis == 0:  # every block has all classes, so their counts are added
         return DecisionCounts(*torch.stack(block_counts).sum(0))
     return DecisionCounts(*torch.cat(block_counts, dim=1))
 

@@ -75,8 +75,8 @@ def _measure(column: ClassEntries) -> tuple[float, float, float, float, float, f
     p, y = _known(column)
     if not len(p):
         return 0.0, np.nan, np.nan, np.nan, np.nan, np.nan
-    difference_of_bin = np.bincount(bin_of(p), weights=p - y)  # sum of p − y
-    calibration_error = np.abs(difference_of_bin).sum() / len(p)
+    differences = np.bincount(bin_of(p), weights=p - y)  # the sum of p − y in each bin
+    calibration_error = np.abs(differences).sum() / len(p)
     base_rate = np.full(len(y), y.mean())
     return (
         float(len(p)),
@@ -173,7 +173,7 @@ def summarize_reliability(
     classes. Undefined measures are None.
     """
     measures = reliability(probabilities, labels, known)
-    mean_error = _mean_over_classes(measures.calibration_error[None])
+    mean_error = _mean_over_classes(measures.calibration_error[None])  # (1,)
     error = float(mean_error[0])
     interval = None
     if resampled is not None:
@@ -234,9 +234,9 @@ def uncertainty(probabilities: Float[ndarray, "*N C"]) -> Float64[ndarray, "*N"]
     """
     p = probabilities.astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        of_yes = np.nan_to_num(p * np.log2(p))  # 0 log 0 is 0
-        of_no = np.nan_to_num((1 - p) * np.log2(1 - p))
-    entropy = np.where(np.isnan(p), np.nan, -of_yes - of_no)
+        positive_term = np.nan_to_num(p * np.log2(p))  # 0 log 0 is 0
+        negative_term = np.nan_to_num((1 - p) * np.log2(1 - p))
+    entropy = np.where(np.isnan(p), np.nan, -positive_term - negative_term)
     mean: Float64[ndarray, "*N"] = entropy.mean(axis=-1)
     return mean + 0.0  # not −0
 

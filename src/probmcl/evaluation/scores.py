@@ -61,7 +61,8 @@ class ClassEntries(NamedTuple):
     @property
     def is_scored(self) -> bool:
         """True if the class has a known positive and a known negative; otherwise, no ranking is better than another."""
-        return bool(self.positive.any()) and bool((self.known & ~self.positive).any())
+        negative = self.known & ~self.positive
+        return bool(self.positive.any()) and bool(negative.any())
 
 
 def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
@@ -80,9 +81,10 @@ def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
     if mask.dtype != torch.bool:
         raise ValueError(f"known must be boolean: expected torch.bool, got {mask.dtype}")
     for rows in blocks(*score_tensor.shape):
-        is_not_binary = (label_tensor[rows] != 0) & (label_tensor[rows] != 1)
-        _refuse_entries("labels", label_tensor, rows, is_not_binary & mask[rows], expected="0 or 1")
-        _refuse_entries("scores", score_tensor, rows, score_tensor[rows].isnan() & mask[rows], expected="a number")
+        wrong_labels = (label_tensor[rows] != 0) & (label_tensor[rows] != 1) & mask[rows]
+        _refuse_entries("labels", label_tensor, rows, wrong_labels, expected="0 or 1")
+        wrong_scores = score_tensor[rows].isnan() & mask[rows]
+        _refuse_entries("scores", score_tensor, rows, wrong_scores, expected="a number")
     if not score_tensor.is_floating_point():
         score_tensor = score_tensor.double()
     return Entries(score_tensor, label_tensor, mask)
