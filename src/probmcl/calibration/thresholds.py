@@ -103,9 +103,9 @@ def accepted_cuts(
 ) -> AcceptedThresholds | None:
     """Return the ends of the sequence of thresholds that `cut_with_bounded_error` accepts, or None.
 
-    Two sequences of tests go through the cuts from high to low thresholds. Each starts at a cut with enough scores above
-    it, and ends before the first p-value above the level. The sequence that reaches the lowest threshold is returned.
-    The bound on the error rate holds for all of its thresholds at once.
+    Two sequences of tests go through the cuts from high to low thresholds. Each starts at a cut with enough scores
+    above it, and ends before the first p-value above the level. The sequence that reaches the lowest threshold is
+    returned. The bound on the error rate holds for all of its thresholds at once.
     """
     if not 0 < limit < 1:
         raise ValueError(f"limit={limit} must be between 0 and 1")
