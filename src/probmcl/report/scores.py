@@ -244,7 +244,7 @@ def precision_at_recall(
     precision = hits / (points + 1)
     recall = hits / hits[-1]
 
-    # The recall increases along the points, so "this recall or above" means this point or a later one.
+    # The recall never decreases along the points, so "this recall or above" means this point or a later one.
     highest_from_end = np.maximum.accumulate(precision[::-1])
     highest_from_here = highest_from_end[::-1]
     first_points = np.searchsorted(recall, recalls - RECALL_TOLERANCE)
