@@ -86,12 +86,15 @@ def _tooltip(row: Row) -> str:
 
 
 def draw_comparison(comparison: Comparison) -> Figure:
-    """Draw test mAP against training time: a mark with an error bar per row, and a band for the frozen probe."""
+    """Draw test mAP against training time: a mark with an error bar per row, and a band for the frozen probe.
+
+    The scales are set first, because the places of the labels depend on them.
+    """
     frozen = comparison.frozen
     rows = _rows_with_mark(comparison)
     caption = _caption(comparison)
     bottom = BOTTOM + LINE * len(caption)
-    height_of_labels = ROW_HEIGHT * len(rows)
+    height_of_labels = ROW_HEIGHT * len(rows)  # even if all marks are in one place
     height = max(HEIGHT - BOTTOM, TOP + height_of_labels) + bottom
     figure, axes = _figure_with_axes(height, bottom)
     _set_score_axis(axes, (frozen, *rows))
@@ -171,8 +174,8 @@ def _set_time_axis(axes: Axes, rows: Sequence[Row]) -> None:
     seconds = [_seconds(row) for row in rows]
     shortest = min(seconds)
     longest = max(seconds)
-    middle = math.sqrt(shortest * longest)
-    reach = max(1.2 * math.sqrt(longest / shortest), 1.7)
+    middle = math.sqrt(shortest * longest)  # on a logarithmic scale
+    reach = max(1.2 * math.sqrt(longest / shortest), 1.7)  # the factor from the middle to either end
     left = middle / reach
     right = middle * reach
     ticks = [time for time in TICKS if left <= time <= right]
@@ -232,21 +235,25 @@ def _draw_legend(axes: Axes) -> None:
 def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> None:
     """Label every row near its mark, and the frozen probe at the less crowded end of its line.
 
-    All positions are in points. A label avoids the marks and the earlier labels and, if possible, the lines.
+    All positions are in points, and a box is (left, bottom, right, top). A label overlaps no mark, no earlier label and
+    no line, if there is room.
     """
+    frozen = comparison.frozen
     rows = _rows_with_mark(comparison)
     best = comparison.methods[:1]
-    _, line_of_frozen = _place(axes, comparison.frozen, comparison.frozen.mAP)
+    frame = np.array(axes.bbox.extents)
+    left, _, right, _ = frame
+
+    _, line_of_frozen = _place(axes, frozen, frozen.mAP)
+    box_of_line = (left, line_of_frozen - 1, right, line_of_frozen + 1)
     places = np.reshape([_place(axes, row, row.mAP) for row in rows], (-1, 2))
     marks = np.hstack([places - MARK - 1, places + MARK + 1])
     error_bars = _error_bars(axes, rows)
-    label_of_frozen = _label_frozen(axes, comparison.frozen, line_of_frozen, np.vstack([marks, error_bars]))
+    label_of_frozen = _label_frozen(axes, frozen, line_of_frozen, np.vstack([marks, error_bars]))
 
-    frame = np.array(axes.bbox.extents)
-    left, _, right, _ = frame
     taken = np.vstack([marks, label_of_frozen])
-    lines = np.vstack([(left, line_of_frozen - 1, right, line_of_frozen + 1), error_bars])
-    from_left_to_right = np.lexsort((places[:, 1], places[:, 0]))
+    lines = np.vstack([box_of_line, error_bars])
+    from_left_to_right = np.lexsort((places[:, 1], places[:, 0]))  # the last key, x, is the first to sort by
     for number in from_left_to_right:
         row = rows[number]
         place = places[number]
@@ -317,19 +324,21 @@ def _write_label(axes: Axes, text: str, box: Box, style: dict[str, Any], mark: P
     else:
         x = left + 2
         align = "left"
-    target = (x, y) if mark is None else (mark[0], mark[1])
-    style = style | {
+    end_of_line = (x, y)
+    if mark is not None:
+        end_of_line = (mark[0], mark[1])
+    options: dict[str, Any] = {
         "xycoords": "figure pixels",
         "textcoords": "figure pixels",
         "fontsize": FONT,
         "va": "center_baseline",
     }
-    distance = math.hypot(x - target[0], y - target[1])
-    if distance > 4 * MARK:
+    length = math.hypot(x - end_of_line[0], y - end_of_line[1])
+    if length > 4 * MARK:
         start = (float(is_left_of_mark), 0.5)  # the middle of a side of the text, as fractions of its width and height
         line = {"arrowstyle": "-", "color": style["color"], "alpha": 0.5, "shrinkA": 0, "shrinkB": 0, "relpos": start}
-        style = style | {"arrowprops": line}
-    axes.annotate(text, target, (x, y), ha=align, parse_math=False, **style)
+        options["arrowprops"] = line
+    axes.annotate(text, end_of_line, (x, y), ha=align, parse_math=False, **style, **options)
 
 
 def _text_size(text: str, weight: str) -> tuple[float, float]:
@@ -337,15 +346,17 @@ def _text_size(text: str, weight: str) -> tuple[float, float]:
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    measured = "".join("W" if _is_wide(character) else character for character in text)
+    measured = "".join(map(_measured_character, text))
     font = FontProperties(size=FONT, weight=weight)
     width, _, _ = text_to_path.get_text_width_height_descent(measured, font, False)
-    return width + 4, FONT + 4.0
+    return width + 4, FONT + 4.0  # with a margin of 2 points on each side
 
 
-def _is_wide(character: str) -> bool:
-    """Return whether a character is as wide as two letters, as in Chinese."""
-    return unicodedata.east_asian_width(character) in "WF"
+def _measured_character(character: str) -> str:
+    """Return a W for a character that is as wide as two letters, as in Chinese, and any other character unchanged."""
+    if unicodedata.east_asian_width(character) in "WF":  # wide, full width
+        return "W"
+    return character
 
 
 def place_label(point: Point, size: tuple[float, float], frame: Box, taken: Boxes, lines: Boxes) -> Box:
@@ -417,11 +428,11 @@ def _caption(comparison: Comparison) -> list[str]:
     """Return the lines of the caption: the conditions, with line breaks only between them, then the notes on mAP."""
     width_of_character = 0.6 * FONT  # about the mean of the font
     width = int((WIDTH - LEFT - RIGHT) / width_of_character)  # in characters
-    unbreakable = comparison.protocol.replace(" ", NO_BREAK_SPACE)
+    unbreakable = comparison.protocol.replace(" ", NO_BREAK_SPACE)  # `wrap` breaks lines at other spaces only
     breakable_after_dots = unbreakable.replace(f"{NO_BREAK_SPACE}·{NO_BREAK_SPACE}", f"{NO_BREAK_SPACE}· ")
     lines = [line.replace(NO_BREAK_SPACE, " ") for line in textwrap.wrap(breakable_after_dots, width)]
     for note in notes(SECTIONS["quality"], comparison):
-        lines += textwrap.wrap(note, width)
+        lines.extend(textwrap.wrap(note, width))
     return [_printable(line) for line in lines]
 
 

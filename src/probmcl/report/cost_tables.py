@@ -125,7 +125,7 @@ def paper_table(networks: Sequence[PaperNetwork]) -> Table:
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
         parameters = f"{printed.parameters:.2f}"
         gmac = f"{printed.gmac:.2f}"
-        # The printed numbers are in the columns that they are compared with.
+        # The printed numbers are in the columns of the numbers that they are compared with.
         cells.append([f"{printed.name} (paper)", "", "", parameters, "", "", gmac])
         for network in group:
             row = network.row

@@ -35,12 +35,12 @@ def summary(evaluation: ModelEvaluation) -> str:
 
 def decision_rules(evaluation: ModelEvaluation) -> Table:
     """Return the scores of a split for each decision rule."""
-    at = evaluation.at
+    scores = evaluation.at
     rows = []
-    if at.chosen is not None:
-        rows.append(_decision_row(f"chosen: {evaluation.thresholds}", at.chosen))
-    rows.append(_decision_row("raw score > 0.5", at.half))
-    rows.append(_decision_row("raw score > 0.8", at.high))
+    if scores.chosen is not None:
+        rows.append(_decision_row(f"chosen: {evaluation.thresholds}", scores.chosen))
+    rows.append(_decision_row("raw score > 0.5", scores.half))
+    rows.append(_decision_row("raw score > 0.8", scores.high))
     rows.append(_decision_row("… > 0.5, top 3", evaluation.top3))
     headers = ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1", "macro F1")
     return _table("", headers, rows)
@@ -54,9 +54,9 @@ def _decision_row(rule: str, scores: DecisionScores) -> list[str]:
 
 def by_class(evaluation: Evaluation) -> Table:
     """Return the classes in order of average precision, lowest first; classes without a positive are last."""
-    ranked = sorted(evaluation.ap, key=lambda name: _lowest_first(evaluation.ap[name]))
+    ranked = sorted(evaluation.ap, key=lambda name: _lowest_first_names(evaluation.ap[name]))
     rows = [_class_row(name, evaluation) for name in ranked[:MAX_ROWS]]
-    title = f"{_selection(len(ranked))}classes, lowest AP first; rates at {_rule(evaluation)}"
+    title = f"{_shown_of(len(ranked))}classes, lowest AP first; rates at {_thresholds_in_words(evaluation)}"
     headers = ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV")
     return _table(title, headers, rows)
 
@@ -70,12 +70,12 @@ def _class_row(name: str, evaluation: Evaluation) -> list[str]:
     return [name, *counts, *scores, *percentages]
 
 
-def _lowest_first(score: float | None) -> tuple[bool, float]:
+def _lowest_first_names(score: float | None) -> tuple[bool, float]:
     """Return a key that sorts scores in ascending order; missing scores come last."""
     return score is None, score or 0.0
 
 
-def _highest_first(score: float | None) -> tuple[bool, float]:
+def _highest_first_names(score: float | None) -> tuple[bool, float]:
     """Return a key that sorts scores in descending order; missing scores come last."""
     return score is None, -(score or 0.0)
 
@@ -83,13 +83,13 @@ def _highest_first(score: float | None) -> tuple[bool, float]:
 def probabilities_by_class(evaluation: Evaluation) -> Table:
     """Return the thresholds and the reliability of each class before and after calibration, the worst class first."""
     final = evaluation.calibration.final.per_class
-    ranked = sorted(final, key=lambda name: _highest_first(final[name].calibration_error))
+    ranked = sorted(final, key=lambda name: _highest_first_names(final[name].calibration_error))
     rows = []
     for name in ranked[:MAX_ROWS]:
         threshold = f"{evaluation.per_class[name].threshold:.2f}"
         before_and_after = [part.per_class[name] for part in evaluation.calibration.parts]
         rows.append([name, threshold, *_reliability_cells(before_and_after)])
-    title = f"{_selection(len(ranked))}classes, highest calibration error first{_meaning_of_change(evaluation)}"
+    title = f"{_shown_of(len(ranked))}classes, highest calibration error first{_meaning_of_change(evaluation)}"
     headers = ("class", "threshold", "log loss", "Brier score", "calibration error")
     return _table(title, headers, rows)
 
@@ -107,13 +107,13 @@ def _reliability_cells(before_and_after: Sequence[ReliabilitySummary | ClassReli
 
 def calibration_table(calibration: Calibration) -> Table:
     """Return the held-out examples, the cross-validated log loss and the threshold of each class."""
+    number = len(calibration.classes)
     shown = list(calibration.classes.items())[:MAX_ROWS]
     rows = []
     for name, fitted in shown:
         examples = [f"{fitted.positives:,}", f"{fitted.negatives:,}"]
         losses = [_decimal(fitted.log_loss_before), _decimal(fitted.log_loss_after)]
         rows.append([name, *examples, *losses, f"{fitted.threshold:.3f}"])
-    number = len(calibration.classes)
     selection = "" if number <= MAX_ROWS else f"the first {MAX_ROWS} of "
     title = f"{selection}{counted(number, 'class', 'classes')} on held-out images"
     headers = ("class", "positive", "negative", "log loss before", "after", "threshold")
@@ -176,7 +176,7 @@ def lines(evaluation: ModelEvaluation) -> list[str]:
         texts.append(_best_line(evaluation))
     if evaluation.renamed:
         renamed = [f"{in_data} → {in_model}" for in_data, in_model in evaluation.renamed.items()]
-        texts.append(f"renamed: {_first(renamed)}")
+        texts.append(f"renamed: {_first_names(renamed)}")
     if evaluation.classes_only_in_model:
         texts.append(_unscored_line(evaluation.classes_only_in_model, "only in the model"))
     if evaluation.classes_only_in_data:
@@ -186,7 +186,7 @@ def lines(evaluation: ModelEvaluation) -> list[str]:
 
 def _unscored_line(names: Sequence[str], reason: str) -> str:
     """Return one line with the number and the first names of the classes that are not scored, and the reason."""
-    return f"not scored: {counted(len(names), 'class', 'classes')} {reason} ({_first(names)})"
+    return f"not scored: {counted(len(names), 'class', 'classes')} {reason} ({_first_names(names)})"
 
 
 def decisions_line(evaluation: Evaluation) -> str:
@@ -204,7 +204,7 @@ def decisions_line(evaluation: Evaluation) -> str:
     scores = ", ".join(parts)
     predicted = _decimal(decisions.labels_predicted, digits=2)
     true = _decimal(decisions.labels_true, digits=2)
-    return f"at {_rule(evaluation)}: {scores}; {predicted} labels per {unit} (true: {true})"
+    return f"at {_thresholds_in_words(evaluation)}: {scores}; {predicted} labels per {unit} (true: {true})"
 
 
 def _unit(evaluation: Evaluation) -> str:
@@ -212,7 +212,7 @@ def _unit(evaluation: Evaluation) -> str:
     return "image" if evaluation.aggregate is None else "group"
 
 
-def _rule(evaluation: Evaluation) -> str:
+def _thresholds_in_words(evaluation: Evaluation) -> str:
     """Return the thresholds of the decisions in words."""
     threshold = evaluation.decisions.threshold
     if threshold == "chosen":
@@ -303,7 +303,7 @@ def _notes(evaluation: ModelEvaluation) -> list[str]:
     if without_positives:
         notes.append(_unscored_line(without_positives, "without a known positive"))
     if evaluation.not_promised:
-        names = _first(evaluation.not_promised)
+        names = _first_names(evaluation.not_promised)
         problem = f"is not promised for some classes, which are balanced instead: {names}"
         notes.append(f"{evaluation.thresholds} {problem}")
     if evaluation.aggregate is not None and evaluation.decisions.threshold == "chosen":
@@ -311,11 +311,11 @@ def _notes(evaluation: ModelEvaluation) -> list[str]:
     if evaluation.skipped:
         skipped = [f"{image.path} ({image.reason})" for image in evaluation.skipped]
         number = counted(len(skipped), "unreadable image")
-        notes.append(f"skipped {number}: {_first(skipped)}")
+        notes.append(f"skipped {number}: {_first_names(skipped)}")
     return notes
 
 
-def _selection(count: int) -> str:
+def _shown_of(count: int) -> str:
     """Return how many of the rows a table shows, as the beginning of its title; empty if it shows all of them."""
     if count <= MAX_ROWS:
         return ""
@@ -330,6 +330,6 @@ def _interval(interval: Sequence[float] | None) -> str:
     return f"{percent(low)}–{percent(high)}"
 
 
-def _first(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """Return the first names, separated by commas, and the number of the others."""
     return listing(names, MAX_NAMES)

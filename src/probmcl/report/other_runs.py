@@ -70,8 +70,11 @@ def _difference(run: RunData, first: RunData) -> RunDifference | None:
     resampled_run_map = _resampled_map(run, weights)
     resampled_first_map = _resampled_map(first, weights)
     resampled_difference = resampled_run_map - resampled_first_map
-    interval = reliable_interval(centered(resampled_difference, difference))
-    return RunDifference(mAP=difference, interval=None if interval is None else list(interval))
+    ends = reliable_interval(centered(resampled_difference, difference))  # the mAP of resamples is biased
+    interval = None
+    if ends is not None:
+        interval = list(ends)
+    return RunDifference(mAP=difference, interval=interval)
 
 
 def _resampled_map(run: RunData, weights: Int32[ndarray, "B N"]) -> Float64[ndarray, " B"]:

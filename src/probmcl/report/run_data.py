@@ -152,7 +152,13 @@ def _read_scores(model: Model, folder: Path, split: str, calibration: Calibratio
         parents = parents_of(model.names, model.hierarchy)
         probabilities = calibration.probabilities(rows.scores, parents)
     positive = (rows.labels == 1) & rows.known
-    return SplitScores(paths, probabilities, positive, rows.known, rows.group)
+    return SplitScores(
+        paths=paths,
+        probabilities=probabilities,
+        positive=positive,
+        known=rows.known,
+        group=rows.group,
+    )
 
 
 def _read_frozen_scores(model: Model, folder: RunFolder, metadata: RunMetadata[DataSource]) -> SplitScores | None:

@@ -132,7 +132,10 @@ class ScoredRun:
         resampled_kept_map = _mean_over_classes(self.precisions)
         frozen_map_interval = fraction_interval(resampled_frozen_map, frozen_map)
         resampled_gain = resampled_kept_map - resampled_frozen_map
-        gain_interval = reliable_interval(centered(resampled_gain, gain))
+        gain_ends = reliable_interval(centered(resampled_gain, gain))  # the mAP of resamples is biased
+        gain_interval = None
+        if gain_ends is not None:
+            gain_interval = list(gain_ends)
 
         macro_auroc = area_under_roc(probabilities, labels, known).nanmean().item()
         return FrozenScores(
@@ -140,7 +143,7 @@ class ScoredRun:
             mAP_interval=frozen_map_interval,
             macro_auroc=nan_to_none(macro_auroc),
             gain=gain,
-            gain_interval=None if gain_interval is None else list(gain_interval),
+            gain_interval=gain_interval,
         )
 
     def classes(self) -> list[ClassScores]:
@@ -166,7 +169,7 @@ class ScoredRun:
         curve = precision_at_recall(probabilities[is_known], is_positive[is_known], RECALLS)
 
         decisions = self.counts
-        precision = float(decisions.ppv[column])
+        precision = float(decisions.ppv[column])  # the positive predictive value
         recall = float(decisions.sensitivity[column])
         f1 = float(decisions.f1[column])
         true_positives = decisions.true_positives[column]
@@ -225,21 +228,23 @@ def precision_at_recall(
 ) -> list[float]:
     """Return the highest precision at each recall or above; nothing for a class without positives.
 
+    The precision–recall curve has a point for each distinct probability, at which all images with this probability or
+    a higher one are predicted positive.
+
     >>> precision_at_recall(np.array([0.9, 0.6, 0.1]), np.array([True, False, True]), np.array([0.5, 1.0]))
     [1.0, 0.667]
     """
     if not positive.any():
         return []
     ranking = np.argsort(-probabilities, kind="stable")  # the highest probability comes first
-    # Equal probabilities are decided together, so the curve has a point only at the last image of each tie.
     differs_from_next = np.diff(probabilities[ranking]) != 0
-    ends_tie = np.append(differs_from_next, True)
-    points = np.flatnonzero(ends_tie)  # places in the ranking, from 0
+    is_last_of_ties = np.append(differs_from_next, True)
+    points = np.flatnonzero(is_last_of_ties)  # places in the ranking, from 0
     hits = np.cumsum(positive[ranking])[points]
     precision = hits / (points + 1)
     recall = hits / hits[-1]
 
-    # The recall increases along the points, so "this recall or above" means this point or a later one.
+    # The recall never decreases along the points, so "this recall or above" means this point or a later one.
     highest_from_end = np.maximum.accumulate(precision[::-1])
     highest_from_here = highest_from_end[::-1]
     first_points = np.searchsorted(recall, recalls - RECALL_TOLERANCE)

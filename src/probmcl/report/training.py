@@ -39,7 +39,11 @@ NOT_SHOWN = ("cache",)
 
 def training_summary(run: RunData, model: Model) -> TrainingSection:
     """Return how the run was trained: its learning curves, its candidates and its cost."""
-    return TrainingSection(curves=learning_curves(run), candidates=candidates(run), cost=cost(run, model))
+    return TrainingSection(
+        curves=learning_curves(run),
+        candidates=candidates(run),
+        cost=cost(run, model),
+    )
 
 
 def learning_curves(run: RunData) -> list[LearningCurve]:
@@ -57,7 +61,8 @@ def _learning_curve(stage: str, rows: Sequence[Mapping[str, Any]]) -> LearningCu
     Of many rows, only every n-th is kept, and always the last one.
     """
     every = math.ceil(len(rows) / MAX_STEPS)
-    kept = [*rows[:-1:every], rows[-1]]
+    *earlier, last = rows
+    kept = [*earlier[::every], last]
     statistics: dict[str, list[float | None]] = {}
     for key in STATISTICS:
         is_logged = any(isinstance(row.get(key), float) for row in kept)
@@ -70,6 +75,7 @@ def _learning_curve(stage: str, rows: Sequence[Mapping[str, Any]]) -> LearningCu
 
 
 def _column(rows: Sequence[Mapping[str, Any]], key: str) -> list[float | None]:
+    """Return the value of a key in each row, with four significant digits; None if it is missing or is not a number."""
     return [_rounded(row.get(key)) for row in rows]
 
 
@@ -89,7 +95,9 @@ def candidates(run: RunData) -> list[CandidateScores]:
 def _candidate(run: RunData, entry: CandidateEntry) -> CandidateScores:
     """Return the scores and the training time of a candidate of the run."""
     is_kept = entry.name == run.kept
-    gain_interval = None if entry.gain_interval is None else list(entry.gain_interval)
+    gain_interval = None
+    if entry.gain_interval is not None:
+        gain_interval = list(entry.gain_interval)
     test_map_by_name = run.metadata.test_mAP or {}
     identity = CandidateId(entry.method, entry.head, entry.trial)
     seconds = _training_seconds(run, identity)
@@ -135,9 +143,12 @@ def data_summary(run: RunData) -> DataSummary:
     test_images = len(positive)
     labels_per_image = float(positive.sum() / max(test_images, 1))
     positives_in_test = positive.sum(axis=0).tolist()
-    groups_in_test = None if run.test.group is None else len(set(run.test.group))
-    source = run.metadata.data
-    skipped = 0 if source is None else len(source.skipped)
+    groups_in_test = None
+    if run.test.group is not None:
+        groups_in_test = len(set(run.test.group))
+    skipped = 0
+    if run.metadata.data is not None:
+        skipped = len(run.metadata.data.skipped)
     leaks = [warning.message for warning in run.metadata.warnings if warning.kind in LEAK_WARNINGS]
     return DataSummary(
         images=images,
@@ -156,7 +167,9 @@ def data_summary(run: RunData) -> DataSummary:
 
 def _unknown_labels(run: RunData) -> UnknownLabels:
     """Return the number of unknown labels in each split; None for train if the run does not keep its labels."""
-    in_train = None if run.training is None else int((~run.training.known).sum())
+    in_train = None
+    if run.training is not None:
+        in_train = int((~run.training.known).sum())
     in_val = int((~run.val.known).sum())
     in_test = int((~run.test.known).sum())
     return UnknownLabels(val=in_val, test=in_test, train=in_train)
@@ -178,8 +191,12 @@ def _classes_without_positives(run: RunData, positives: Sequence[int]) -> list[s
 def reproduction(run: RunData) -> Reproduction:
     """Return the command, seed, versions, hash of the data, and settings."""
     metadata = run.metadata
-    data_name = None if metadata.data is None else metadata.data.data.name
-    thresholds = None if run.calibration is None else run.calibration.thresholds
+    data_name = None
+    if metadata.data is not None:
+        data_name = metadata.data.data.name
+    thresholds = None
+    if run.calibration is not None:
+        thresholds = run.calibration.thresholds
     settings: dict[str, Any] = plain_values(run.settings)
     shown_settings = {key: value for key, value in settings.items() if key not in NOT_SHOWN}
     warnings = [warning.message for warning in metadata.warnings]

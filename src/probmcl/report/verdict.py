@@ -339,6 +339,7 @@ def measurements(run: RunData, headline: Headline, classes: Sequence[ClassScores
         "unknown_labels": float(1 - known_labels),
     }
     if headline.frozen is not None:
+        # Without a reliable interval, both ends are None: the gain applies, but is not measured.
         gain_low, gain_high = headline.frozen.gain_interval or (None, None)
         measured["gain_low"] = gain_low
         measured["gain_high"] = gain_high
