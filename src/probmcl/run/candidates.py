@@ -147,7 +147,7 @@ def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
     """Train a method and add its candidates. A method or candidate that diverges is left out with a warning."""
     training = _JobTraining(state, workspace, job)
     outcome = state.once(f"{job.key}.outcome", training.run, json_format(Outcome))
-    training.checkpoint().delete()
+    training.checkpoint().delete()  # the outcome, which is stored now, has taken its place
     for warning in outcome.warnings:
         state.warn(warning)
     if outcome.error is not None:
@@ -194,7 +194,7 @@ class _JobTraining:
         return self.method  # `run` has set it
 
     def checkpoint(self, stage: StageLog | None = None) -> Checkpoint:
-        """Return the checkpoint of the training, which is deleted after the outcome is stored."""
+        """Return the checkpoint of the training, with the state of the stage's log, if there is one."""
         run = self.state.folder
         return Checkpoint(run.path / TRAINING.named(self.job.key), stage, run.path)
 
@@ -220,7 +220,7 @@ class _JobTraining:
             self._save(method)
         self.method = method
         warnings = []
-        if stage is not None and stage.warning:
+        if stage is not None and stage.warning:  # the log of a stage watches for a collapse
             warnings.append(RunWarning("collapse", stage.warning))
         if skip_message:
             warnings.append(RunWarning("skipped", skip_message))
@@ -274,6 +274,7 @@ class _JobTraining:
         run = self.state.folder
         has_own_head = len(candidate_ids(self.job)) > 1
         if not has_own_head:  # its only candidate, the probe, has nothing but the encoder of the method
+            # Several jobs of one method have keys that differ from the method, and need a file each.
             name = MODEL.name if self.job.key == self.job.method else f"{self.job.key}.safetensors"
             state = self.workspace.backbone.full_state(method)
             save_tensors(run.path / CONTRASTIVE / name, state, root=run.path)
@@ -348,7 +349,7 @@ def _fit_probe(state: RunState, workspace: Workspace, identity: CandidateId, pro
     if cache is workspace.batches:
         started = time.perf_counter()  # cached activations are shared, so no candidate is charged for them
 
-    train, val = _extract_labeled(workspace, f"features for {identity.name}", network, train_views, val_views)
+    train, val = _extract_features(workspace, f"features for {identity.name}", network, train_views, val_views)
     fitted, fit_seconds = _fit_timed(state, workspace, identity, train, val)
     with torch.inference_mode():
         scores = fitted.probe.logits(val.features[0]).sigmoid()
@@ -368,7 +369,7 @@ def _fit_probe(state: RunState, workspace: Workspace, identity: CandidateId, pro
     )
 
 
-def _extract_labeled(
+def _extract_features(
     workspace: Workspace, title: str, network: AnyEncoder, train_views: StoredViews, val_views: StoredViews
 ) -> tuple[LabeledFeatures, LabeledFeatures]:
     """Extract the features of the training and the validation images, and add the labels of these images."""
@@ -379,7 +380,7 @@ def _extract_labeled(
         val_features = extract(network, val_views, device=device, done=bar.advance)
     if not (train_features.isfinite().all() and val_features.isfinite().all()):
         raise FloatingPointError("its features are NaN or inf; try a lower learning rate")
-    targets, known_targets = targets_of(records, "train")
+    targets, known_targets = targets_of(records, "train")  # a target may be a probability, unlike a label
     weights = weights_of(records, "train")
     train = LabeledFeatures(train_features, targets, known_targets, records.label_space, weights)
     labels, known_labels = labels_of(records, "val")
