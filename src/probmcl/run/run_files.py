@@ -228,7 +228,7 @@ class _Page:
         self.pixels = np.full((height, width, 3), 255, dtype=np.uint8)
         self.figure = Figure(figsize=(width / 72, height / 72), dpi=72)  # a point is a pixel
 
-    def write(self, left: float, top: int, text: str, color: str) -> None:
+    def write(self, left: int | float, top: int, text: str, color: str) -> None:
         """Write a line of text; `top` is the top of the line."""
         style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": FONT, "va": "center_baseline"}
         x = left / self.width
