@@ -169,7 +169,7 @@ class _Features(torch.autograd.Function):
 
 
 class _Profiles(NamedTuple):
-    """Shapes of K components in each of R rows, in units of the grid.
+    """Shapes of K components in each of R rows, in units of the grid: a along the line and g across it.
 
     Measuring from the nearest node, in units of √2 σ, keeps t = (u − x)/√(2v) accurate in float32.
     """
@@ -194,7 +194,10 @@ class _Nodes(NamedTuple):
 
 
 class _Moments(NamedTuple):
-    """Inner products ⟨dP, f a g⟩ of a gradient with every component, for four factors f."""
+    """Inner products ⟨dP, f a g⟩ of the gradient dP of the feature vectors with every component, for four factors f.
+
+    a and g are the profiles of the component along and across the line, with its weight.
+    """
 
     zeroth: Float[Tensor, "R K"]  # f = 1
     first: Float[Tensor, "R K"]  # f = t
@@ -214,11 +217,13 @@ def _profiles(c: Components, grid: Grid) -> _Profiles:
     offset = (nearest_node * step - position) / width
 
     # The quadrature multiplies both a and g by step^(2 · power), the root of the step if components have unit norm.
-    log_height = c.log_norm - power * (4 * math.pi * power / step**2 * variance).log()
+    log_peak_along = -power * (4 * math.pi * power / step**2 * variance).log()
+    log_height = c.log_norm + log_peak_along
     middle = torch.zeros_like(variance)
     if grid.across:
         middle = 0.5 * variance.log() + middle_across(grid.dim, power)
-        log_height += 2 * power * (_log_peak_across(grid.dim - 1) + math.log(grid.across.step))
+        log_peak_across = 2 * power * (_log_mass_factor(grid.dim - 1) + math.log(grid.across.step))
+        log_height += log_peak_across
     return _Profiles(
         height=log_height.exp().to(dtype),
         nearest_node=nearest_node.to(dtype),
@@ -228,7 +233,7 @@ def _profiles(c: Components, grid: Grid) -> _Profiles:
     )
 
 
-def _log_peak_across(m: int) -> float:
+def _log_mass_factor(m: int) -> float:
     """Return log c such that c exp(−(m/2)(e^2ξ − 1 − 2ξ)) has unit mass and its root therefore has unit norm."""
     return math.log(2) - math.lgamma(m / 2) + m / 2 * (math.log(m / 2) - 1)
 
