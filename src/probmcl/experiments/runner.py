@@ -146,15 +146,20 @@ class ComparisonRunner:
         return protocol.make_jobs(
             list(methods),
             self.spec.settings,
-            images=len(self.records.rows("train")),
+            images=self._train_images,
             views=views,
             trials=self.spec.trials,
             batch_size=self.spec.batch_size,
         )
 
+    @property
+    def _train_images(self) -> int:
+        return len(self.records.rows("train"))
+
     def _first_views(self) -> int:
         """Return the number of views per image in the first run; with a budget, the plan overrides it."""
-        return protocol.views_per_round(self.spec.methods) * (self.spec.epochs or 1)
+        epochs = self.spec.epochs or 1
+        return protocol.views_per_round(self.spec.methods) * epochs
 
     def _planned_views(self) -> int:
         """Return the number of views per image in the plan of the first run, which applies to all runs."""
@@ -201,7 +206,7 @@ class ComparisonRunner:
         """
         encoder = replace(self.spec.settings.encoder, image_size=self.measured.image_size)
         settings = replace(self.spec.settings, encoder=encoder, tune=self.measured.tune)
-        steps = protocol.fair_steps(len(self.records.rows("train")), views, (), self.spec.batch_size)
+        steps = protocol.fair_steps(self._train_images, views, (), self.spec.batch_size)
         budget = {"views": total_views, "trials": self.spec.trials, "steps": list(steps.values())}
         frozen_probe = RunFolder(run.folder).checkpoints / f"{FROZEN_PROBE.key}.safetensors"
         return protocol.protocol_fingerprint(self.records, settings, frozen_probe, budget)
@@ -304,12 +309,13 @@ class ComparisonRunner:
             groups = [self.records.group[row] for row in test_rows]
             n_groups = len(set(groups))
         with self.console.progress(f"{DRAWS:,} resamples of the test images", len(results)) as bar:
-            summary = summarize(results, groups, bar.advance)
+            rows = summarize(results, groups, bar.advance)
+        images_seen = max(result.images_seen for result in results)
         return Comparison(
-            rows=summary,
+            rows=rows,
             seeds=self.spec.seeds,
             trials=self.spec.trials,
-            images_seen=max(result.images_seen for result in results),
+            images_seen=images_seen,
             test_images=len(test_rows),
             groups=n_groups,
             classes=len(self.records.label_space),

@@ -146,7 +146,9 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
     last = results[-1]
     properties: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
 
-    samples = seeds.mean_samples(list(seeds.results))
+    all_seeds = list(seeds.results)
+    mean_ap = seeds.test(all_seeds)
+    samples = seeds.mean_samples(all_seeds)
     map_interval = None if samples is None else interval(samples)
     over_seeds = None
     if len(results) > 1:
@@ -164,7 +166,7 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
         seeds=len(results),
         best_head=best_head,
         validation=seeds.validation,
-        mAP=seeds.test(list(seeds.results)),
+        mAP=mean_ap,
         macro_auroc=macro_auroc,
         interval=map_interval,
         over_seeds=over_seeds,
