@@ -135,7 +135,7 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
     # All processes must run the same number of rounds, since the work may synchronize them.
     if broadcast(warm_up) >= LONG_SECONDS:
         return warm_up
-    return min(_seconds_of_round(work, device) for _ in range(ROUNDS))
+    return min((_seconds_of_round(work, device) for _ in range(ROUNDS)), default=warm_up)
 
 
 def _seconds_of_round(work: Callable[[], None], device: torch.device) -> float:
