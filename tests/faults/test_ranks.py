@@ -16,14 +16,14 @@ IN_RANK_1 = """
 import os, signal, sys
 import probmcl.training.fit
 loop = sys.modules["probmcl.training.fit"]
-update = loop._update
+update = loop._apply_step
 def faulty(state, loss, mean_loss, buffers):
     faulty.step += 1
     if faulty.step == 4 and os.environ["RANK"] == "1":
         {fault}
     return update(state, loss, mean_loss, buffers)
 faulty.step = 0
-loop._update = faulty
+loop._apply_step = faulty
 """
 """Code that injects a fault into step 4 of 6 of the second process."""
 
