@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from density import Density, density, source_files
 from helpers.posix import system_calls
 from probmcl.store.files import FILES as FILES_OF_RUNS
 from probmcl.store.files import Folder
@@ -118,6 +119,50 @@ ALLOWED_HOMONYMS = {
     "recognizes": ("readers", "whether a path has the format of a reader; the detection of formats asks every reader"),
 }
 """Names that several modules may define, at most five: the package of these modules, and what the name means there."""
+
+DENSITY = {
+    "errors": 12.7,
+    "runtime": 10.7,
+    "tables": 12.9,
+    "console": 11.7,
+    "store": 12.7,
+    "data": 13.0,
+    "audit": 15.1,
+    "augment": 15.2,
+    "encoders": 11.7,
+    "mixture": 15.2,
+    "overlap": 13.7,
+    "heads": 14.4,
+    "losses": 12.8,
+    "methods": 13.9,
+    "training": 12.5,
+    "evaluation": 14.5,
+    "calibration": 14.5,
+    "neighbors": 15.1,
+    "settings": 12.0,
+    "cost": 11.9,
+    "explain": 13.1,
+    "inference": 13.6,
+    "run": 13.6,
+    "experiments": 14.7,
+    "report": 13.6,
+    "launch": 12.3,
+    "api": 10.3,
+    "demo": 15.5,
+    "cli": 11.9,
+}
+"""AST nodes per statement in the functions of each package, rounded up to a tenth. These numbers only go down."""
+
+MAX_DENSITY = 15.0
+"""The largest density of the whole package."""
+
+MAX_DENSITY_OF_PACKAGES = 16.0
+FORMULAS = ("mixture", "losses", "heads", "overlap")
+MAX_DENSITY_OF_FORMULAS = 17.0
+"""A formula is one statement if it has the shape of the paper's formula."""
+
+NOT_UNPACKED = ("readers",)
+"""Packages that are not held to a density."""
 
 LIGHT_MODULES = (
     "probmcl",
@@ -276,6 +321,27 @@ def test_a_name_means_one_thing() -> None:
     assert not stray
     assert len(ALLOWED_HOMONYMS) <= 5
     assert ALLOWED_HOMONYMS.keys() <= repeated.keys(), "an exception that nothing needs"
+
+
+@pytest.mark.parametrize("package", DENSITY)
+def test_statements_do_not_become_denser(package: str) -> None:
+    measured = density_of(package).nodes_per_statement
+    limit = MAX_DENSITY_OF_FORMULAS if package in FORMULAS else MAX_DENSITY_OF_PACKAGES
+    assert DENSITY[package] <= limit
+    assert measured <= DENSITY[package], "more thoughts in a statement than before; name the steps"
+    assert measured > DENSITY[package] - 0.5, "less dense than before: write the smaller number into DENSITY"
+
+
+def test_every_package_has_a_density() -> None:
+    assert set(DENSITY) == {name for name in PACKAGES if density_of(name).statements} - set(NOT_UNPACKED)
+
+
+def test_the_package_as_a_whole_has_one_thought_per_statement() -> None:
+    assert density(source_files(SOURCE, NOT_UNPACKED)).nodes_per_statement <= MAX_DENSITY
+
+
+def density_of(package: str) -> Density:
+    return density([path for path in FILES if package_of(path) == package])
 
 
 def test_no_file_has_a_vague_name() -> None:
