@@ -214,7 +214,11 @@ def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) ->
 
 
 def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:
-    """Return the option that skips these images, which are a share of all images, and what it does."""
+    """Return a `Reading` for the user to choose: what skipping the bad images means, and the option that does it.
+
+    `bad_share` is their share of all images. The value of `skip_bad` is the largest share that may be skipped, so it is
+    this share rounded up to a short number.
+    """
     counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
     if len(bad) == 1:
         [kind] = counts
@@ -222,7 +226,8 @@ def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:
     else:
         kinds = [f"{count:,} {kind}" for kind, count in sorted(counts.items())]
         images = " and ".join(kinds) + " images"
-    return Reading(f"skip the {images}", {"skip_bad": f"{_round_up(bad_share):g}"})
+    allowed_share = _rounded_up_share(bad_share)
+    return Reading(meaning=f"skip the {images}", options={"skip_bad": f"{allowed_share:g}"})
 
 
 def _them(items: Sequence[object]) -> str:
@@ -230,7 +235,7 @@ def _them(items: Sequence[object]) -> str:
     return "it" if len(items) == 1 else "them"
 
 
-def _round_up(share: float) -> float:
+def _rounded_up_share(share: float) -> float:
     """Round up to one significant digit; above 0.9, to 0.99, 0.999 and so on."""
     digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]  # 0.000001 to 0.9
     nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]  # 0.99 to 0.999999

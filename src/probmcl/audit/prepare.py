@@ -406,19 +406,26 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
 
 
 def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Finding]:
-    """Return a finding about the certain leaks, which block training unless they are allowed, and a doubtful one."""
+    """Return a finding about the certain leaks, if there are any, and one about the doubtful leaks.
+
+    A leak is an image whose copy, or an image of the same group, is in another split. Certain leaks block training
+    unless they are allowed.
+    """
     findings = []
-    certain = leaks.described(records.where)
-    if certain:
-        text = "\n".join(leak_lines(certain))
-        items = tuple(chain.from_iterable(certain.values()))
+    # Each kind of leak, such as "identical files in train and test", with a text for each leak of this kind.
+    certain_by_kind = leaks.described(records.where)  # `where` names the image of a row
+    if certain_by_kind:
+        text = "\n".join(leak_lines(certain_by_kind))
+        items = tuple(chain.from_iterable(certain_by_kind.values()))
         if allowed:
             findings.append(Finding("warning", "leak", text, items))
         else:
-            accept = Reading("train despite the leaks", {"allow_leaks": "True"})
-            findings.append(Finding("blocked", "leak", f"{text}\n{REMEDY}", items, (accept,)))
-    doubtful = leaks.described_doubtful(records.where)
-    if doubtful:
-        items = tuple(chain.from_iterable(doubtful.values()))
-        findings.append(Finding("note", "doubtful_leak", "\n".join(leak_lines(doubtful)), items))
+            # The user can answer the finding with this option. A `Reading` is a meaning and the options that choose it.
+            train_anyway = Reading("train despite the leaks", {"allow_leaks": "True"})
+            findings.append(Finding("blocked", "leak", f"{text}\n{REMEDY}", items, readings=(train_anyway,)))
+    doubtful_by_kind = leaks.described_doubtful(records.where)
+    if doubtful_by_kind:
+        text = "\n".join(leak_lines(doubtful_by_kind))
+        items = tuple(chain.from_iterable(doubtful_by_kind.values()))
+        findings.append(Finding("note", "doubtful_leak", text, items))
     return findings

@@ -148,25 +148,39 @@ class _Losses:
         strengths: Sequence[float],
         is_isotonic: Bool[np.ndarray, " C"],
     ) -> None:
-        """Fit everything to the images of the other folds, and add the loss on the held-out images.
+        """Fit the sigmoids and isotonic regressions to the other images, and add their losses on the held-out images.
 
-        The sigmoids of all classes are fitted for each strength, and isotonic regression to the classes that
-        `is_isotonic` marks.
+        The sigmoids of all classes are fitted for each strength of their prior, and isotonic regression only to the
+        classes that `is_isotonic` marks. The classes are fitted in blocks, which limits memory.
         """
         fit_to = ~held_out
         pooled = _fit_pooled(Entries(entries.scores[fit_to], entries.labels[fit_to], entries.known[fit_to]))
-        for columns, block in _class_blocks(entries):
+        for classes_of_block, block in _class_blocks(entries):
             training = block.of_images(fit_to)
             test = block.of_images(held_out)
-            relative = None
-            for row, strength in enumerate(strengths):
-                # A rough fit is enough to compare the strengths.
-                relative = fit_sigmoids(training, pooled, strength, start=relative, tolerance=1e-3)
-                slope, intercept = compose(pooled, relative)
-                losses = log_loss_sum(test.z * slope + intercept, test.labels, test.known)
-                self.sigmoid[row, columns] += losses.numpy()
-            for column in np.flatnonzero(is_isotonic[columns]).tolist():
-                self.isotonic[columns.start + column] += _isotonic_loss(training, test, column)
+            self.sigmoid[:, classes_of_block] += _sigmoid_losses(training, test, pooled, strengths)
+            for column, number in enumerate(range(classes_of_block.start, classes_of_block.stop)):
+                if is_isotonic[number]:
+                    self.isotonic[number] += _isotonic_loss(training, test, column)
+
+
+def _sigmoid_losses(
+    training: LabeledLogits, test: LabeledLogits, pooled: Float64[Tensor, "2"], strengths: Sequence[float]
+) -> Float64[np.ndarray, "S K"]:
+    """Fit the sigmoids of K classes to the training images for each strength; return summed log losses on the test.
+
+    `pooled` has the slope a₀ and the intercept b₀ of one sigmoid for all classes. The fit of a class is a correction of
+    its logit: sigmoid(α (a₀ z + b₀) + β). The prior draws α toward 1 and β toward 0, more for a larger strength.
+    """
+    losses = []
+    correction = None  # α and β of each class
+    for strength in strengths:
+        # The fit for one strength is a good start for the next. A rough fit is enough to compare the strengths.
+        correction = fit_sigmoids(training, pooled, strength, start=correction, tolerance=1e-3)
+        slope, intercept = compose(pooled, correction)  # α a₀ and α b₀ + β
+        calibrated_logits = test.z * slope + intercept
+        losses.append(log_loss_sum(calibrated_logits, test.labels, test.known))
+    return torch.stack(losses).numpy()
 
 
 def _isotonic_loss(training: LabeledLogits, test: LabeledLogits, column: int) -> float:

@@ -199,19 +199,23 @@ def _quotas(deficits: Float[ndarray, "K"], priority: Int[ndarray, "K"], count: i
 
 
 def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
-    """Move free units between parts if that reduces the imbalance: the sum of weight · excess² over parts and columns.
+    """Move units from one part to another if that reduces the imbalance of the parts.
 
-    The weight of a class is 1 / total. In the first passes (up to three), the image column weighs as much as one class;
-    in the last, as much as all.
+        imbalance = Σ_k Σ_c weight_c · excess_kc²
 
-    If a unit with the amounts a moves from part p to part q, the imbalance changes by 2 · (s_q − s_p + Σ weight · a²),
-    where s_k = Σ weight · a · excess_k is the slope of part k. The functions below compute half of this change.
+    where c is a column: a class, or `IMAGES`, the last column; and excess_kc is the number of positives of the class,
+    or of images, by which part k exceeds its target (negative if it has too few). `free` marks the units that may move.
+
+    The weight of a class is 1 / its number of positives. In the first passes, all images together count as much as one
+    class, so the classes become balanced. In the last pass, they count as much as all columns together, which corrects
+    the sizes of the parts.
     """
     total = assignment.amounts.sum(axis=0)
-    for importance, passes in ((1, 3), (len(total), 1)):
+    columns = len(total)
+    for importance_of_images, most_passes in ((1, 3), (columns, 1)):
         weight = 1 / np.maximum(total, 1)
-        weight[IMAGES] *= importance
-        for _ in range(passes):
+        weight[IMAGES] *= importance_of_images
+        for _ in range(most_passes):
             units = _promising_units(assignment, weight, free)
             if not len(units):
                 break
@@ -221,25 +225,41 @@ def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
 def _promising_units(
     assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]
 ) -> Int[ndarray, "B"]:
-    """Return the free units whose move to their best part reduces the imbalance (see `_refine`), largest gain first."""
+    """Return up to `CANDIDATES` free units whose move to another part reduces the imbalance, largest reduction first.
+
+    The imbalance is Σ_k Σ_c weight_c · excess_kc² over parts k and columns c. If a unit with the amounts a_c moves from
+    part p to part q, half of the change of the imbalance is
+
+        cost_q − cost_p + Σ_c weight_c · a_c²    with cost_k = Σ_c weight_c · a_c · excess_kc
+
+    so the best part is the one with the lowest cost.
+    """
     weighted_excess = weight * assignment.excess
-    slope = np.ascontiguousarray((assignment.amounts @ weighted_excess.T).T)  # (K, U), contiguous for a fast minimum
-    current = slope[assignment.part, np.arange(len(assignment.part))]
-    change = slope.min(axis=0) - current + assignment.amounts.power(2) @ weight
-    improving = np.flatnonzero(free & (change < -TOLERANCE))
-    by_gain = np.argsort(change[improving], kind="stable")
-    return improving[by_gain[:CANDIDATES]]
+    cost = np.ascontiguousarray((assignment.amounts @ weighted_excess.T).T)  # (K, U), contiguous for a fast minimum
+    current_cost = cost[assignment.part, np.arange(len(assignment.part))]
+    half_change = cost.min(axis=0) - current_cost + assignment.amounts.power(2) @ weight
+    improving = np.flatnonzero(free & (half_change < -TOLERANCE))
+    by_reduction = np.argsort(half_change[improving], kind="stable")
+    return improving[by_reduction[:CANDIDATES]]
 
 
 def _move_improving(assignment: _Assignment, weight: Float[ndarray, "C1"], units: Int[ndarray, "B"]) -> None:
-    """Move each of the units to its best part if that still reduces the imbalance (see `_refine`)."""
+    """Move each of the units to its best part if that reduces the imbalance, also after the moves before it.
+
+    The imbalance is Σ_k Σ_c weight_c · excess_kc² over parts k and columns c. If a unit with the amounts a_c moves from
+    part p to part q, half of the change of the imbalance is
+
+        cost_q − cost_p + Σ_c weight_c · a_c²    with cost_k = Σ_c weight_c · a_c · excess_kc
+
+    so the best part is the one with the lowest cost.
+    """
     for unit in units.tolist():
-        columns, amounts = assignment.columns_of(unit)
-        slope = assignment.excess[:, columns] @ (weight[columns] * amounts)
-        best = int(np.argmin(slope))
+        columns, amounts = assignment.columns_of(unit)  # only the columns with a nonzero amount
+        cost = assignment.excess[:, columns] @ (weight[columns] * amounts)  # (K,)
+        best = int(np.argmin(cost))
         current = assignment.part[unit]
-        change = slope[best] - slope[current] + amounts**2 @ weight[columns]
-        if change < -TOLERANCE:
+        half_change = cost[best] - cost[current] + amounts**2 @ weight[columns]
+        if half_change < -TOLERANCE:
             assignment.move(unit, best)
 
 
