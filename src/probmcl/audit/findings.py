@@ -195,22 +195,27 @@ class _Skipping(NamedTuple):
 
 
 def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) -> _Skipping:
-    """Decide whether to skip the bad images, given the share that `skip_bad` allows; None allows no bad image."""
+    """Decide whether to skip the bad images, given the share that `skip_bad` allows; None allows no bad image.
+
+    Bad images cannot be used. They are skipped if there are not too many, and if no split becomes empty.
+    """
     bad_share = len(bad) / max(len(records), 1)
     is_allowed = not bad or (share is not None and bad_share <= share)
     usable_splits = {records.split[row] for row in usable_rows(records, bad)}
     emptied = [split for split in SPLITS if split in records.split and split not in usable_splits]
     if is_allowed and not emptied:
-        return _Skipping(False, " (skipped)")
+        return _Skipping(blocked=False, note=" (skipped)")
     note = ""
     if not is_allowed and share is not None:
         note = f", more than `skip_bad={share:g}` allows"
-    if not usable_splits:
-        return _Skipping(True, note)
+    if not usable_splits:  # no image is left, so nothing can be skipped
+        return _Skipping(blocked=True, note=note)
     if emptied:
-        return _Skipping(True, note, f"; without {_them(bad)} the {emptied[0]} split would be empty")
+        remedy = f"; without {_them(bad)} the {emptied[0]} split would be empty"
+        return _Skipping(blocked=True, note=note, remedy=remedy)
     skip = _skip_option(bad, bad_share)
-    return _Skipping(True, note, f", or {skip.meaning} with `skip_bad={skip.options['skip_bad']}`", (skip,))
+    remedy = f", or {skip.meaning} with `skip_bad={skip.options['skip_bad']}`"
+    return _Skipping(blocked=True, note=note, remedy=remedy, readings=(skip,))
 
 
 def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:

@@ -170,7 +170,11 @@ class _Accepted(NamedTuple):
 
 
 def _run_audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Accepted:
-    """Audit the records in this process, and raise `DataError` if there is a blocking finding."""
+    """Audit the records in this process, and raise `DataError` if there is a blocking finding.
+
+    The result has a signature of every readable file, by which a resumed run notices a change: its stamp (size and
+    modification time) and the digest of its content.
+    """
     stamps_before = stamps(records.paths)  # a file that changes during the audit then differs from its signature
     audit = _audit(records, checks, seed, workers, console)
     _refuse_blocked(audit)

@@ -71,13 +71,15 @@ def fit_calibration(
     can_choose = is_validated and len(rows) >= MIN_IMAGES
     strengths = STRENGTHS if can_choose else STRENGTHS[:1]  # the first gives every class the pooled sigmoid
 
+    # Sums over all folds: of the sigmoid of each class for each strength, and of the isotonic regression of each class.
     losses = _Losses(sigmoid=np.zeros((len(strengths), len(names))), isotonic=np.zeros(len(names)))
     for number in range(FOLDS):
         if is_validated and number <= last_fold:
             held_out = torch.from_numpy(fold == number)
             losses.add(entries, held_out, strengths, is_isotonic)
         advance()
-    best = int(losses.sigmoid.sum(1).argmin())
+    loss_of_strength = losses.sigmoid.sum(1)
+    best = int(loss_of_strength.argmin())
     strength = strengths[best]
     sigmoid_losses = losses.sigmoid[best] if is_validated else np.full(len(names), np.nan)
     cross_validated = np.where(is_isotonic, losses.isotonic, sigmoid_losses)
@@ -208,12 +210,12 @@ def _fit_classes(
         is_isotonic: marks the classes that are fitted by isotonic regression.
         cross_validated: the sum of the cross-validated log loss of each class; NaN if there is none.
     """
-    pooled = _fit_pooled(entries)
-    for columns, block in _class_blocks(entries):
-        relative = fit_sigmoids(block, pooled, strength)
-        slope, intercept = compose(pooled, relative)
+    pooled = _fit_pooled(entries)  # one sigmoid for all classes
+    for classes_of_block, block in _class_blocks(entries):
+        correction = fit_sigmoids(block, pooled, strength)  # of the pooled sigmoid, for each class
+        slope, intercept = compose(pooled, correction)
         loss_before = log_loss_sum(block.z, block.labels, block.known).tolist()
-        for column, number in enumerate(range(columns.start, columns.stop)):
+        for column, number in enumerate(range(classes_of_block.start, classes_of_block.stop)):
             z, positive = block.of_class(column)
             unfitted = _uncalibrated_class(positive, loss_before[column], loss_after=cross_validated[number].item())
             if kind == "none":
@@ -262,7 +264,7 @@ def _fit_pooled(entries: Entries) -> Float64[Tensor, "2"]:
 
 
 def _class_blocks(entries: Entries) -> Iterator[tuple[slice, LabeledLogits]]:
-    """Yield the columns of some classes at a time, with the logits and labels of these classes."""
+    """Yield the classes in blocks: the slice of their columns, with the logits and labels of these columns."""
     images, classes = entries.scores.shape
     width = max(1, CACHED_ENTRIES // images)
     for start in range(0, classes, width):

@@ -121,9 +121,10 @@ def accepted_cuts(
     level = (1 - confidence) / len(STARTS)
     # No test succeeds for fewer scores: without errors, the p-value of n scores is (1 − limit)ⁿ.
     fewest = math.ceil(math.log(level) / math.log(1 - limit) - ROUNDING_ERROR)
+    starts = np.searchsorted(cuts.above, fewest * STARTS)  # the first cuts with this number of scores and with twice it
     accepted = None
     last_accepted = -1
-    for first in np.searchsorted(cuts.above, fewest * STARTS).tolist():
+    for first in starts.tolist():
         last = first + _tests_before_failure(p[first:], level) - 1
         if last >= first and last > last_accepted:
             last_accepted = last
@@ -194,8 +195,8 @@ class ThresholdRule:
             rule = cls(name, values) if has_name else cls("fixed", (float(name), *values))
         except ValueError:
             raise OptionError("thresholds", text, f"must be {SYNTAX}") from None
-        expected, is_valid = RULES[rule.kind]
-        if len(rule.values) != expected or not all(map(is_valid, rule.values)):
+        number_of_values, is_valid = RULES[rule.kind]
+        if len(rule.values) != number_of_values or not all(map(is_valid, rule.values)):
             raise OptionError("thresholds", text, f"must be {SYNTAX}")
         return rule
 

@@ -251,6 +251,7 @@ class LabelStates:
         images, classes = self.shape
         entries = [np.bincount(self.classes[self.states == state], minlength=classes) for state in State]
         counts = np.stack(entries)
+        # An image without an entry for a class has the default state of the class.
         without_entry = images - counts.sum(axis=0)
         counts[self.default, np.arange(classes)] += without_entry
         return counts
@@ -354,9 +355,11 @@ class LabelStates:
         first_entry = self.starts[rows]
         entries_per_row = self.starts[rows + 1] - first_entry
         starts = np.concatenate([[0], entries_per_row.cumsum()])
-        # In each row, the index of an entry and its position in the result differ by the same number.
-        shift = np.repeat(first_entry - starts[:-1], entries_per_row)
-        return np.arange(starts[-1]) + shift, starts
+        # The entries of a row are adjacent, here and in the result. So for all entries of a row, the index here and the
+        # position in the result differ by the same number.
+        position = np.arange(starts[-1])
+        index_minus_position = np.repeat(first_entry - starts[:-1], entries_per_row)
+        return position + index_minus_position, starts
 
 
 def sample_labels(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:

@@ -222,10 +222,11 @@ def _decision_scores(
 ) -> DecisionScores:
     """Return precision, recall and F1 at a threshold, or at one per class.
 
-    With `top_k`, an image has at most k labels; see `multilabel_metrics`.
+    With `top_k`, an image has at most k labels, those with the highest scores. CF1 is the harmonic mean of the mean
+    precision CP and the mean recall CR, and macro F1 the mean of the F1 of each class.
     """
     scores = precision_recall_f1(entries, threshold=threshold, top_k=top_k)
-    per_class = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")
+    per_class = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")  # here, CF1 is macro F1
     return DecisionScores(
         CP=nan_to_none(scores["CP"]),
         CR=nan_to_none(scores["CR"]),

@@ -76,11 +76,14 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
 
 
 def announce_changes(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Accept new contents of files, in addition to the current ones, before they are written."""
+    """Accept new contents of files, in addition to the current ones, before they are written.
+
+    The manifest of the folder has the size and the digest of the accepted contents, and is written again.
+    """
     before = read_manifest(folder)
     # A process that was killed between `announce_changes` and `confirm_changes` leaves files with either content.
-    written = [name for name in before.replacing if (folder / name).is_file()]
-    settled = {name: _entry(folder, name) for name in written}
+    left_behind = [name for name in before.replacing if (folder / name).is_file()]
+    settled = {name: _entry(folder, name) for name in left_behind}  # what is in the folder counts as current
     new = {name: Entry.of(content) for name, content in contents.items()}
     _write(folder, Manifest(before.files | settled, replacing=new))
 

@@ -88,19 +88,22 @@ def _all_pairs(
 ) -> Iterator[CandidatePairs]:
     """Yield the similar pairs of all images, at most `nearest` for each first image and flip.
 
-    A block of rows is compared with all later rows at once; its distances fit into the CPU cache.
+    `phashes` are the hashes of the full images. `inner_phashes` are those of the images without their margins, which
+    are close to the hashes of cropped copies. A left-right flip of an image inverts some bits of its hashes: those in
+    the mask. A block of rows is compared with all later rows at once; its distances fit into the CPU cache.
     """
     rows_per_block = max(1, ENTRIES_PER_BLOCK // max(len(phashes), 1))
     for start in range(0, len(phashes), rows_per_block):
         block = slice(start, start + rows_per_block)
         later = slice(start, None)
-        for flipped, mask in FLIPS:
+        for flipped, mask in FLIPS:  # the later images as they are (the mask is 0), and flipped
             distances = _distances(
                 phashes[block], inner_phashes[block], phashes[later] ^ mask, inner_phashes[later] ^ mask
             )
-            # The columns start with the rows of the block, so this leaves each pair once, without the diagonal.
-            distances[np.tri(*distances.shape, dtype=np.bool_)] = NO_PAIR
-            yield _nearest(distances, nearest, start, flipped)
+            # The columns start with the rows of the block, so this leaves each pair once, and no image with itself.
+            lower_triangle = np.tri(*distances.shape, dtype=np.bool_)
+            distances[lower_triangle] = NO_PAIR
+            yield _pairs_in_block(distances, nearest, start, flipped)
 
 
 def _distances(
@@ -122,10 +125,10 @@ def _different_bits(hashes: UInt64[ndarray, "R"], others: UInt64[ndarray, "N"]) 
     return distances
 
 
-def _nearest(distances: UInt8[ndarray, "R N"], nearest: int, start: int, flipped: bool) -> CandidatePairs:
-    """Return the pairs within `MAX_DISTANCE`, at most `nearest` per row.
+def _pairs_in_block(distances: UInt8[ndarray, "R N"], nearest: int, start: int, flipped: bool) -> CandidatePairs:
+    """Return the pairs of a row and a column with a distance of at most `MAX_DISTANCE`, at most `nearest` per row.
 
-    Row and column 0 belong to the image `start`. The distances are overwritten.
+    Row and column 0 belong to the image `start`, the next ones to the images after it. The distances are overwritten.
     """
     near_per_row = np.count_nonzero(distances <= MAX_DISTANCE, axis=1)
     if near_per_row.max() > nearest:
@@ -300,9 +303,10 @@ def _projected(
 
 
 def _bases(images: Float[ndarray, "R S S"]) -> Float[ndarray, "R D 6"]:
-    """Return orthonormal bases of brightness, the image, its derivatives, and the derivatives times the position.
+    """Return an orthonormal basis for each image: of brightness, the image, and its changes by a shift or a stretch.
 
-    The first vector is the brightness, because the QR decomposition keeps the direction of the first column.
+    A small shift changes an image by its derivative, and a small stretch by its derivative times the position. The
+    first vector is the brightness, because the QR decomposition keeps the direction of the first column.
     """
     dx = np.gradient(images, axis=2)
     dy = np.gradient(images, axis=1)

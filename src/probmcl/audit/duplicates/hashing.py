@@ -383,11 +383,12 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
     edges = np.arange(SIZE + 1) / SIZE
     left = np.maximum(edges[:-1], margin)
     right = np.minimum(edges[1:], 1 - margin)
-    inside = np.clip(right - left, 0, None) * SIZE  # (S,): the share of each pixel that is within the margins
+    inside = np.clip(right - left, 0, None) * SIZE  # (S,): the share of each pixel that is between the margins
     centers = (np.arange(SIZE) + 0.5) / SIZE
-    position = (centers - margin) / (1 - 2 * margin)  # from 0 to 1 within the margins
+    position = (centers - margin) / (1 - 2 * margin)  # from 0 to 1 between the margins
     frequency = np.arange(FREQUENCIES)[:, None]
     waves = np.cos(np.pi * frequency * position) * inside
+    # Each row but the first is shifted to the sum 0, without changing the pixels outside the margins.
     surplus = waves[1:].sum(axis=1, keepdims=True)
     waves[1:] -= surplus * inside / inside.sum()
     cosines: ndarray = waves.astype(np.float32)
@@ -398,7 +399,8 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
 def _lowest() -> Int[ndarray, "B"]:
     """Return, for each bit of both hashes, a flat index into the matrix of vertical and horizontal frequencies.
 
-    The matrix has two blocks on its diagonal: the frequencies of the whole image, then those of its inner part.
+    The matrix has 2 `FREQUENCIES` rows and columns, and two blocks on its diagonal: the frequencies of the whole image,
+    then those of its inner part. The flat index of an element is its row times the width, plus its column.
     """
 
     def from_low_to_high(frequency: tuple[int, int]) -> tuple[int, tuple[int, int]]:
