@@ -90,12 +90,11 @@ def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
 
 def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"]) -> None:
     """Raise `DataError` if the sampled images are of several kinds, which have no range in common."""
-    # Reversed, because the first image of a kind then replaces the later ones.
-    first_of_kind = {image.kind: image.path for image in reversed(deep)}
-    if len(first_of_kind) > 1:
-        kinds = sorted(first_of_kind)
-        examples = ", ".join(f"{first_of_kind[kind]} is {kind}" for kind in kinds)
-        problem = f"{' and '.join(kinds)} images need different ranges ({examples})"
+    # The path of the first image of each kind: in reverse order, it replaces those of later images.
+    first = {image.kind: image.path for image in reversed(deep)}
+    if len(first) > 1:
+        examples = ", ".join(f"{first[kind]} is {kind}" for kind in sorted(first))
+        problem = f"{' and '.join(sorted(first))} images need different ranges ({examples})"
         raise DataError(f'{keyword("range", rule)}: {problem}; set `range="LOW,HIGH"`')
 
 
