@@ -374,7 +374,7 @@ def _print_accepted(audit: _Audit, console: Console) -> None:
 
 
 def _decide(audit: _Audit) -> _Decision:
-    """Return the decision of an audit without blocking findings."""
+    """Return the decision of an audit without blocking findings, with the leaks that were allowed, as warnings."""
     splits = audit.splits
     fold_of = None if splits.fold_of is None else tuple(splits.fold_of.tolist())
     skipped = [SkippedImage(str(image.path), image.reason) for image in audit.bad]
@@ -413,7 +413,7 @@ def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Findin
     """Return a finding about the certain leaks, if there are any, and one about the doubtful leaks.
 
     A leak is an image whose copy, or an image of the same group, is in another split. Certain leaks block training
-    unless they are allowed.
+    unless they are allowed. Doubtful leaks are images that may be copies; they are only a note.
     """
     findings = []
     # Each kind of leak, such as "identical files in train and test", with a text for each leak of this kind.

@@ -54,6 +54,9 @@ def fit_calibration(
 ) -> Calibration:
     """Fit the calibration of every class to held-out scores, and choose the thresholds.
 
+    The sigmoid of a class has a prior, which draws it toward the pooled sigmoid: one that is fitted to all classes
+    together. The strength of the prior with the lowest cross-validated log loss is chosen.
+
     Args:
         rows: raw scores with labels, and the group of each image if there are groups.
         names: the classes.

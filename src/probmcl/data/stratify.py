@@ -233,10 +233,10 @@ def _promising_units(
 ) -> Int[ndarray, "B"]:
     """Return up to `CANDIDATES` free units whose move to another part reduces the imbalance, largest reduction first.
 
-    The imbalance is Σ_k Σ_c weight_c · excess_kc² over parts k and columns c. If a unit with the amounts a_c moves from
-    part p to part q, half of the change of the imbalance is
+    The imbalance is Σ_k Σ_c weight_c · excess_kc², where excess_kc is how far part k is above its target in column c (a
+    class, or the number of images). If a unit with the amounts a_c moves from part p to part q, half of the change is
 
-        cost_q − cost_p + Σ_c weight_c · a_c²    with cost_k = Σ_c weight_c · a_c · excess_kc
+        cost_q − cost_p + Σ_c weight_c · a_c²,   cost_k = Σ_c weight_c · a_c · excess_kc
 
     so the best part is the one with the lowest cost.
     """
@@ -250,12 +250,12 @@ def _promising_units(
 
 
 def _move_improving(assignment: _Assignment, weight: Float[ndarray, "C1"], units: Int[ndarray, "B"]) -> None:
-    """Move each of the units to its best part if that reduces the imbalance, also after the moves before it.
+    """Move each of the units to its best part if that still reduces the imbalance when its turn comes.
 
-    The imbalance is Σ_k Σ_c weight_c · excess_kc² over parts k and columns c. If a unit with the amounts a_c moves from
-    part p to part q, half of the change of the imbalance is
+    The imbalance is Σ_k Σ_c weight_c · excess_kc², where excess_kc is how far part k is above its target in column c (a
+    class, or the number of images). If a unit with the amounts a_c moves from part p to part q, half of the change is
 
-        cost_q − cost_p + Σ_c weight_c · a_c²    with cost_k = Σ_c weight_c · a_c · excess_kc
+        cost_q − cost_p + Σ_c weight_c · a_c²,   cost_k = Σ_c weight_c · a_c · excess_kc
 
     so the best part is the one with the lowest cost.
     """

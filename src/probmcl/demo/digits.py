@@ -243,7 +243,7 @@ def _write_tables(folder: Path, files: Sequence[_SceneFile]) -> None:
 
 
 def _draw_digits(rng: Generator) -> list[int]:
-    """Draw distinct digits, most of them from one group."""
+    """Draw the distinct digits of a scene, most of them from one random group of digits that often occur together."""
     group = DIGIT_GROUPS[rng.choice(len(DIGIT_GROUPS), p=GROUP_SHARES)]
     weight = np.full(len(NAMES), OUTSIDE_WEIGHT)
     weight[list(group)] = 1
@@ -319,7 +319,7 @@ def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> No
 
 
 def _canvas(rng: Generator, size: int) -> Image.Image:
-    """Draw a dark color gradient with blobs and strokes as distractors."""
+    """Draw the background of a scene: a dark color gradient, with blobs and strokes that are not digits."""
     ends = rng.uniform(*DARK, size=(2, 3))  # two colors
     first, last = ends
     corners = first + rng.random((2, 2, 1)) * (last - first)  # (2, 2, 3)

@@ -131,7 +131,8 @@ def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entrie
 
     ap = average_precision(*entries)
     auroc = area_under_roc(*entries)
-    # The model decides at the chosen threshold of each class, or at 0.5 if `model.thresholds` is None.
+    # The model decides at the chosen threshold of each class, or at 0.5 if `model.thresholds` is None. What `rates_at`
+    # returns are counts, from which the rates follow.
     decision_counts = rates_at(*entries, model.decision_thresholds)
     means = class_means(ap, auroc, decision_counts)
 

@@ -329,7 +329,7 @@ def refuse_used(folder: Path | str | None) -> None:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Create the folder `parent/DATE-name`, with a number appended if it already exists."""
+    """Create the folder `parent/DATE-name`, with a number appended if it already exists, and return it."""
     stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
     for number in range(1, 10_000):
         unique_name = stem if number == 1 else f"{stem}-{number}"
