@@ -187,7 +187,7 @@ class ThresholdRule:
 
     @classmethod
     def parse(cls, text: str | float) -> "ThresholdRule":
-        """Parse the value of the option `thresholds`: a number, or the name of a rule and, after a colon, its values."""
+        """Parse the value of the option `thresholds`: a number, or the name of a rule with its values after a colon."""
         name, colon, listed = str(text).strip().partition(":")
         has_name = name in RULES and name != "fixed"  # a fixed threshold is written as a number
         try:
