@@ -195,26 +195,35 @@ class _Skipping(NamedTuple):
 
 
 def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) -> _Skipping:
-    """Decide whether to skip the bad images, given the share that `skip_bad` allows; None allows no bad image."""
+    """Decide whether to skip the bad images, given the share that `skip_bad` allows; None allows no bad image.
+
+    Bad images cannot be used. They are skipped if there are not too many, and if no split becomes empty.
+    """
     bad_share = len(bad) / max(len(records), 1)
     is_allowed = not bad or (share is not None and bad_share <= share)
     usable_splits = {records.split[row] for row in usable_rows(records, bad)}
     emptied = [split for split in SPLITS if split in records.split and split not in usable_splits]
     if is_allowed and not emptied:
-        return _Skipping(False, " (skipped)")
+        return _Skipping(blocked=False, note=" (skipped)")
     note = ""
     if not is_allowed and share is not None:
         note = f", more than `skip_bad={share:g}` allows"
-    if not usable_splits:
-        return _Skipping(True, note)
+    if not usable_splits:  # no image is left, so nothing can be skipped
+        return _Skipping(blocked=True, note=note)
     if emptied:
-        return _Skipping(True, note, f"; without {_them(bad)} the {emptied[0]} split would be empty")
+        remedy = f"; without {_them(bad)} the {emptied[0]} split would be empty"
+        return _Skipping(blocked=True, note=note, remedy=remedy)
     skip = _skip_option(bad, bad_share)
-    return _Skipping(True, note, f", or {skip.meaning} with `skip_bad={skip.options['skip_bad']}`", (skip,))
+    remedy = f", or {skip.meaning} with `skip_bad={skip.options['skip_bad']}`"
+    return _Skipping(blocked=True, note=note, remedy=remedy, readings=(skip,))
 
 
 def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:
-    """Return the option that skips these images, which are a share of all images, and what it does."""
+    """Return a `Reading` for the user to choose: what skipping the bad images means, and the option that does it.
+
+    `bad_share` is their share of all images. The value of `skip_bad` is the largest share that may be skipped, so it is
+    this share rounded up to a short number.
+    """
     counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
     if len(bad) == 1:
         [kind] = counts
@@ -222,7 +231,8 @@ def _skip_option(bad: Sequence[BadImage], bad_share: float) -> Reading:
     else:
         kinds = [f"{count:,} {kind}" for kind, count in sorted(counts.items())]
         images = " and ".join(kinds) + " images"
-    return Reading(f"skip the {images}", {"skip_bad": f"{_round_up(bad_share):g}"})
+    allowed_share = _rounded_up_share(bad_share)
+    return Reading(meaning=f"skip the {images}", options={"skip_bad": f"{allowed_share:g}"})
 
 
 def _them(items: Sequence[object]) -> str:
@@ -230,7 +240,7 @@ def _them(items: Sequence[object]) -> str:
     return "it" if len(items) == 1 else "them"
 
 
-def _round_up(share: float) -> float:
+def _rounded_up_share(share: float) -> float:
     """Round up to one significant digit; above 0.9, to 0.99, 0.999 and so on."""
     digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]  # 0.000001 to 0.9
     nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]  # 0.99 to 0.999999

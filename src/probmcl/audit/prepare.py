@@ -170,7 +170,11 @@ class _Accepted(NamedTuple):
 
 
 def _run_audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Accepted:
-    """Audit the records in this process, and raise `DataError` if there is a blocking finding."""
+    """Audit the records in this process, and raise `DataError` if there is a blocking finding.
+
+    The result has a signature of every readable file, by which a resumed run notices a change: its stamp (size and
+    modification time) and the digest of its content.
+    """
     stamps_before = stamps(records.paths)  # a file that changes during the audit then differs from its signature
     audit = _audit(records, checks, seed, workers, console)
     _refuse_blocked(audit)
@@ -370,7 +374,7 @@ def _print_accepted(audit: _Audit, console: Console) -> None:
 
 
 def _decide(audit: _Audit) -> _Decision:
-    """Return the decision of an audit without blocking findings."""
+    """Return the decision of an audit without blocking findings, with the leaks that were allowed, as warnings."""
     splits = audit.splits
     fold_of = None if splits.fold_of is None else tuple(splits.fold_of.tolist())
     skipped = [SkippedImage(str(image.path), image.reason) for image in audit.bad]
@@ -406,19 +410,26 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
 
 
 def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Finding]:
-    """Return a finding about the certain leaks, which block training unless they are allowed, and a doubtful one."""
+    """Return a finding about the certain leaks, if there are any, and one about the doubtful leaks.
+
+    A leak is an image whose copy, or an image of the same group, is in another split. Certain leaks block training
+    unless they are allowed. Doubtful leaks are images that may be copies; they are only a note.
+    """
     findings = []
-    certain = leaks.described(records.where)
-    if certain:
-        text = "\n".join(leak_lines(certain))
-        items = tuple(chain.from_iterable(certain.values()))
+    # Each kind of leak, such as "identical files in train and test", with a text for each leak of this kind.
+    certain_by_kind = leaks.described(records.where)  # `where` names the image of a row
+    if certain_by_kind:
+        text = "\n".join(leak_lines(certain_by_kind))
+        items = tuple(chain.from_iterable(certain_by_kind.values()))
         if allowed:
             findings.append(Finding("warning", "leak", text, items))
         else:
-            accept = Reading("train despite the leaks", {"allow_leaks": "True"})
-            findings.append(Finding("blocked", "leak", f"{text}\n{REMEDY}", items, (accept,)))
-    doubtful = leaks.described_doubtful(records.where)
-    if doubtful:
-        items = tuple(chain.from_iterable(doubtful.values()))
-        findings.append(Finding("note", "doubtful_leak", "\n".join(leak_lines(doubtful)), items))
+            # The user can answer the finding with this option. A `Reading` is a meaning and the options that choose it.
+            train_anyway = Reading("train despite the leaks", {"allow_leaks": "True"})
+            findings.append(Finding("blocked", "leak", f"{text}\n{REMEDY}", items, readings=(train_anyway,)))
+    doubtful_by_kind = leaks.described_doubtful(records.where)
+    if doubtful_by_kind:
+        text = "\n".join(leak_lines(doubtful_by_kind))
+        items = tuple(chain.from_iterable(doubtful_by_kind.values()))
+        findings.append(Finding("note", "doubtful_leak", text, items))
     return findings

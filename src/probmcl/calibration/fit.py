@@ -54,6 +54,9 @@ def fit_calibration(
 ) -> Calibration:
     """Fit the calibration of every class to held-out scores, and choose the thresholds.
 
+    The sigmoid of a class has a prior, which draws it toward the pooled sigmoid: one that is fitted to all classes
+    together. The strength of the prior with the lowest cross-validated log loss is chosen.
+
     Args:
         rows: raw scores with labels, and the group of each image if there are groups.
         names: the classes.
@@ -71,13 +74,15 @@ def fit_calibration(
     can_choose = is_validated and len(rows) >= MIN_IMAGES
     strengths = STRENGTHS if can_choose else STRENGTHS[:1]  # the first gives every class the pooled sigmoid
 
+    # Sums over all folds: of the sigmoid of each class for each strength, and of the isotonic regression of each class.
     losses = _Losses(sigmoid=np.zeros((len(strengths), len(names))), isotonic=np.zeros(len(names)))
     for number in range(FOLDS):
         if is_validated and number <= last_fold:
             held_out = torch.from_numpy(fold == number)
             losses.add(entries, held_out, strengths, is_isotonic)
         advance()
-    best = int(losses.sigmoid.sum(1).argmin())
+    loss_of_strength = losses.sigmoid.sum(1)
+    best = int(loss_of_strength.argmin())
     strength = strengths[best]
     sigmoid_losses = losses.sigmoid[best] if is_validated else np.full(len(names), np.nan)
     cross_validated = np.where(is_isotonic, losses.isotonic, sigmoid_losses)
@@ -148,25 +153,39 @@ class _Losses:
         strengths: Sequence[float],
         is_isotonic: Bool[np.ndarray, " C"],
     ) -> None:
-        """Fit everything to the images of the other folds, and add the loss on the held-out images.
+        """Fit the sigmoids and isotonic regressions to the other images, and add their losses on the held-out images.
 
-        The sigmoids of all classes are fitted for each strength, and isotonic regression to the classes that
-        `is_isotonic` marks.
+        The sigmoids of all classes are fitted for each strength of their prior, and isotonic regression only to the
+        classes that `is_isotonic` marks. The classes are fitted in blocks, which limits memory.
         """
         fit_to = ~held_out
         pooled = _fit_pooled(Entries(entries.scores[fit_to], entries.labels[fit_to], entries.known[fit_to]))
-        for columns, block in _class_blocks(entries):
+        for classes_of_block, block in _class_blocks(entries):
             training = block.of_images(fit_to)
             test = block.of_images(held_out)
-            relative = None
-            for row, strength in enumerate(strengths):
-                # A rough fit is enough to compare the strengths.
-                relative = fit_sigmoids(training, pooled, strength, start=relative, tolerance=1e-3)
-                slope, intercept = compose(pooled, relative)
-                losses = log_loss_sum(test.z * slope + intercept, test.labels, test.known)
-                self.sigmoid[row, columns] += losses.numpy()
-            for column in np.flatnonzero(is_isotonic[columns]).tolist():
-                self.isotonic[columns.start + column] += _isotonic_loss(training, test, column)
+            self.sigmoid[:, classes_of_block] += _sigmoid_losses(training, test, pooled, strengths)
+            for column, number in enumerate(range(classes_of_block.start, classes_of_block.stop)):
+                if is_isotonic[number]:
+                    self.isotonic[number] += _isotonic_loss(training, test, column)
+
+
+def _sigmoid_losses(
+    training: LabeledLogits, test: LabeledLogits, pooled: Float64[Tensor, "2"], strengths: Sequence[float]
+) -> Float64[np.ndarray, "S K"]:
+    """Fit the sigmoids of K classes to the training images for each strength; return summed log losses on the test.
+
+    `pooled` has the slope a₀ and the intercept b₀ of one sigmoid for all classes. The fit of a class is a correction of
+    its logit: sigmoid(α (a₀ z + b₀) + β). The prior draws α toward 1 and β toward 0, more for a larger strength.
+    """
+    losses = []
+    correction = None  # α and β of each class
+    for strength in strengths:
+        # The fit for one strength is a good start for the next. A rough fit is enough to compare the strengths.
+        correction = fit_sigmoids(training, pooled, strength, start=correction, tolerance=1e-3)
+        slope, intercept = compose(pooled, correction)  # α a₀ and α b₀ + β
+        calibrated_logits = test.z * slope + intercept
+        losses.append(log_loss_sum(calibrated_logits, test.labels, test.known))
+    return torch.stack(losses).numpy()
 
 
 def _isotonic_loss(training: LabeledLogits, test: LabeledLogits, column: int) -> float:
@@ -194,12 +213,12 @@ def _fit_classes(
         is_isotonic: marks the classes that are fitted by isotonic regression.
         cross_validated: the sum of the cross-validated log loss of each class; NaN if there is none.
     """
-    pooled = _fit_pooled(entries)
-    for columns, block in _class_blocks(entries):
-        relative = fit_sigmoids(block, pooled, strength)
-        slope, intercept = compose(pooled, relative)
+    pooled = _fit_pooled(entries)  # one sigmoid for all classes
+    for classes_of_block, block in _class_blocks(entries):
+        correction = fit_sigmoids(block, pooled, strength)  # of the pooled sigmoid, for each class
+        slope, intercept = compose(pooled, correction)
         loss_before = log_loss_sum(block.z, block.labels, block.known).tolist()
-        for column, number in enumerate(range(columns.start, columns.stop)):
+        for column, number in enumerate(range(classes_of_block.start, classes_of_block.stop)):
             z, positive = block.of_class(column)
             unfitted = _uncalibrated_class(positive, loss_before[column], loss_after=cross_validated[number].item())
             if kind == "none":
@@ -248,7 +267,7 @@ def _fit_pooled(entries: Entries) -> Float64[Tensor, "2"]:
 
 
 def _class_blocks(entries: Entries) -> Iterator[tuple[slice, LabeledLogits]]:
-    """Yield the columns of some classes at a time, with the logits and labels of these classes."""
+    """Yield the classes in blocks: the slice of their columns, with the logits and labels of these columns."""
     images, classes = entries.scores.shape
     width = max(1, CACHED_ENTRIES // images)
     for start in range(0, classes, width):

@@ -112,13 +112,13 @@ def fit_platt(
     negatives = int(negative.sum())
     targets = torch.where(positive, (positives + 1) / (positives + 2), 1 / (negatives + 2))
 
-    loss = _PenalizedLoss(  # of a single class
+    loss = _PenalizedLoss(  # of a single class, without a prior
         u=z[:, None],
         targets=targets.double()[:, None],
         weight=known.double()[:, None],
         strength=0.0,
     )
-    fitted = _minimize(loss, start=_identity(classes=1))  # (2, 1)
+    fitted = _minimize(loss, start=_identity(classes=1))  # (2, 1): slope and intercept
     return fitted[:, 0]
 
 
@@ -199,9 +199,12 @@ class _PenalizedLoss:
     strength: float
 
     def at(self, parameters: Float64[Tensor, "2 C"]) -> _Expansion:
-        """Return the value, gradient and Hessian of the loss for slopes and intercepts.
+        """Return the value, gradient and Hessian of the loss of each class, for its slope α and intercept β.
 
-        The arrays of N · C numbers are multiplied by the weights in place, which limits memory.
+            Σ_i w_i · log loss(t_i, sigmoid(x_i)) + strength / 2 · ((α − 1)² + β²),   x_i = α u_i + β
+
+        where u_i are the inputs, t_i the targets and w_i the weights of N images. The arrays of N · C numbers are
+        multiplied by the weights in place, which limits memory.
         """
         slope, intercept = parameters
         x = self.u * slope + intercept

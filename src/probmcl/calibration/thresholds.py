@@ -58,18 +58,21 @@ def cuts_of(scores: Float[np.ndarray, " N"]) -> Cuts:
     >>> cuts_of(np.array([0.2, 0.8, 0.8]))
     Cuts(threshold=array([0.9, 0.5, 0.1]), above=array([0, 2, 3]))
     """
-    distinct, counts = np.unique(scores, return_counts=True)
-    edges = np.concatenate([[0.0], distinct, [1.0]])
-    lower = edges[:-1]
-    upper = edges[1:]
-    middle = (lower + upper) / 2
-    # If no number lies between two scores, the middle is rounded to one of them, and must not be the upper one.
-    ascending = np.where(middle < upper, middle, lower)
+    ascending, ascending_counts = np.unique(scores, return_counts=True)
+    distinct = ascending[::-1]
+    counts = ascending_counts[::-1]
 
-    threshold = ascending[::-1]
-    above = np.concatenate([[0], np.cumsum(counts[::-1])])
-    lowest_above = np.concatenate([[np.inf], distinct[::-1]])
-    is_possible = threshold < lowest_above  # no threshold is below a score of 0
+    # There is one threshold above the highest score, and one below each distinct score.
+    upper = np.concatenate([[1.0], distinct])
+    lower = np.concatenate([distinct, [0.0]])
+    middle = (lower + upper) / 2
+    # Between close scores, the middle may be rounded to the upper one, and then the upper one would not be above it.
+    threshold = np.where(middle < upper, middle, lower)
+    above = np.concatenate([[0], np.cumsum(counts)])
+
+    # Below a score of 0, there is no room for a threshold. The first threshold has no score above it.
+    lowest_score_above = np.concatenate([[np.inf], distinct])
+    is_possible = threshold < lowest_score_above
     return Cuts(threshold[is_possible], above[is_possible])
 
 
@@ -118,9 +121,10 @@ def accepted_cuts(
     level = (1 - confidence) / len(STARTS)
     # No test succeeds for fewer scores: without errors, the p-value of n scores is (1 − limit)ⁿ.
     fewest = math.ceil(math.log(level) / math.log(1 - limit) - ROUNDING_ERROR)
+    starts = np.searchsorted(cuts.above, fewest * STARTS)  # the first cuts with this number of scores and with twice it
     accepted = None
     last_accepted = -1
-    for first in np.searchsorted(cuts.above, fewest * STARTS).tolist():
+    for first in starts.tolist():
         last = first + _tests_before_failure(p[first:], level) - 1
         if last >= first and last > last_accepted:
             last_accepted = last
@@ -183,7 +187,7 @@ class ThresholdRule:
 
     @classmethod
     def parse(cls, text: str | float) -> "ThresholdRule":
-        """Parse the value of an option."""
+        """Parse the value of the option `thresholds`: a number, or the name of a rule with its values after a colon."""
         name, colon, listed = str(text).strip().partition(":")
         has_name = name in RULES and name != "fixed"  # a fixed threshold is written as a number
         try:
@@ -191,8 +195,8 @@ class ThresholdRule:
             rule = cls(name, values) if has_name else cls("fixed", (float(name), *values))
         except ValueError:
             raise OptionError("thresholds", text, f"must be {SYNTAX}") from None
-        expected, is_valid = RULES[rule.kind]
-        if len(rule.values) != expected or not all(map(is_valid, rule.values)):
+        number_of_values, is_valid = RULES[rule.kind]
+        if len(rule.values) != number_of_values or not all(map(is_valid, rule.values)):
             raise OptionError("thresholds", text, f"must be {SYNTAX}")
         return rule
 

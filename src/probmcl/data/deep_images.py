@@ -90,7 +90,8 @@ def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
 
 def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"]) -> None:
     """Raise `DataError` if the sampled images are of several kinds, which have no range in common."""
-    first = {image.kind: image.path for image in reversed(deep)}  # of each kind
+    # The path of the first image of each kind: in reverse order, it replaces those of later images.
+    first = {image.kind: image.path for image in reversed(deep)}
     if len(first) > 1:
         examples = ", ".join(f"{first[kind]} is {kind}" for kind in sorted(first))
         problem = f"{' and '.join(sorted(first))} images need different ranges ({examples})"

@@ -158,7 +158,10 @@ def _needs_range(data: Dataset) -> bool:
 
 
 def _window(values: Shaped[ndarray, "H W"], data: Dataset) -> UInt8[ndarray, "H W"]:
-    """Apply the first window (C.11.2.1.2 and C.11.2.1.3)."""
+    """Map values to gray levels by the first window of the file (DICOM PS3.3, C.11.2.1.2 and C.11.2.1.3).
+
+    A window has a center and a width: the values around the center, in about this width, become 0 to 255.
+    """
     from pydicom import Dataset
     from pydicom.pixels.processing import apply_windowing
 

@@ -233,7 +233,8 @@ def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
     """
     candidates = [dict.fromkeys(group, b"") for group in groups]
     for key in (_size, _pieces, file_digest):  # from the fastest to the only one that is certain
-        candidates = _repeated([_keys(group, key) for group in candidates])
+        keys_of_groups = [_keys(group, key) for group in candidates]
+        candidates = _repeated(keys_of_groups)  # only files with the same key as another one are read further
     return candidates
 
 
@@ -403,7 +404,7 @@ def find_changes(paths: Paths, stored: Sequence[Signature], console: Console) ->
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Return the size and modification time of a file, or `MISSING`."""
+    """Return the size and modification time of a file, or `MISSING`, a pair of −1, if it does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116 (three times as fast as Path.stat)
     except (OSError, ValueError):

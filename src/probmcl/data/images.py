@@ -332,7 +332,7 @@ def _has_several_scans(image: JpegImageFile, data: bytes, start_of_pixels: int) 
         return True
     first_scan = data.rfind(START_OF_SCAN, 0, start_of_pixels)  # a thumbnail before it has a scan too
     components_in_scan = data[first_scan + 4]  # after the marker and two bytes with the length of the header
-    return components_in_scan < image.layers
+    return components_in_scan < image.layers  # the number of color components
 
 
 def _refuse_many_scans(data: bytes) -> None:
@@ -346,6 +346,7 @@ def _refuse_many_scans(data: bytes) -> None:
 
 def _refuse_huge(image: Image.Image) -> None:
     """Raise an error if decoding would take too much memory, judging by the header."""
+    # The pixel limit is meant for `MAX_BYTES_PER_PIXEL`. If a decoder needs more, the limit is lower in proportion.
     bytes_per_pixel = BYTES_PER_PIXEL.get(image.format or "", MAX_BYTES_PER_PIXEL)
     factor = MAX_BYTES_PER_PIXEL / bytes_per_pixel
     _refuse_pixels(image.width * image.height, factor)

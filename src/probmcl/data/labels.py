@@ -40,15 +40,16 @@ def levels_of(parents: Int[ndarray, "C"]) -> Int[ndarray, "C"]:
     >>> levels_of(np.array([-1, 0, 1, -1])).tolist()
     [1, 2, 3, 1]
     """
-    # `ancestors` has an ancestor of each class (−1: none that far up), and `steps` the number of steps up to it or, if
-    # there is none, up to the root. Each time, the ancestors are twice as far away.
-    ancestors = parents
-    steps = (parents >= 0).astype(np.int64)
-    while (ancestors >= 0).any():
-        has_ancestor = ancestors >= 0
-        steps += np.where(has_ancestor, steps[ancestors], 0)
-        ancestors = np.where(has_ancestor, ancestors[ancestors], -1)
-    return steps + 1
+    # The level of a class is the number of classes on the path from the class up to its root, both included.
+    on_path = np.ones(len(parents), dtype=np.int64)  # how many of them are counted so far: the class itself
+    next_on_path = parents  # the first class on the path that is not counted yet; −1 if the whole path is counted
+    while (next_on_path >= 0).any():
+        is_unfinished = next_on_path >= 0
+        # The next class has counted a part of its own path. This part continues the path of the class, so it is added
+        # as a whole. The counted parts double each time: even a deep hierarchy takes only a few rounds.
+        on_path += np.where(is_unfinished, on_path[next_on_path], 0)
+        next_on_path = np.where(is_unfinished, next_on_path[next_on_path], -1)
+    return on_path
 
 
 def child_parent_pairs(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
@@ -250,6 +251,7 @@ class LabelStates:
         images, classes = self.shape
         entries = [np.bincount(self.classes[self.states == state], minlength=classes) for state in State]
         counts = np.stack(entries)
+        # An image without an entry for a class has the default state of the class.
         without_entry = images - counts.sum(axis=0)
         counts[self.default, np.arange(classes)] += without_entry
         return counts
@@ -353,9 +355,11 @@ class LabelStates:
         first_entry = self.starts[rows]
         entries_per_row = self.starts[rows + 1] - first_entry
         starts = np.concatenate([[0], entries_per_row.cumsum()])
-        # In each row, the index of an entry and its position in the result differ by the same number.
-        shift = np.repeat(first_entry - starts[:-1], entries_per_row)
-        return np.arange(starts[-1]) + shift, starts
+        # The entries of a row are adjacent, here and in the result. So for all entries of a row, the index here and the
+        # position in the result differ by the same number.
+        position = np.arange(starts[-1])
+        index_minus_position = np.repeat(first_entry - starts[:-1], entries_per_row)
+        return position + index_minus_position, starts
 
 
 def sample_labels(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:

@@ -86,14 +86,18 @@ class Order:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the same batches as a full iteration, starting at a given step."""
+        """Yield the same batches as a full iteration, starting at a given step.
+
+        Each batch has the (epoch, row) of this process's images. A step takes `batch_size` images for all processes.
+        """
         local_size = self.batch_size // self.processes
         shuffled, shuffled_epoch = self.rows, -1
         for number in range(step, self.steps):
             epoch, step_in_epoch = divmod(number, self.steps_per_epoch)
             if epoch != shuffled_epoch:
                 shuffled, shuffled_epoch = self._shuffled(epoch), epoch
-            first = step_in_epoch * self.batch_size + self.process * local_size
+            first_of_step = step_in_epoch * self.batch_size
+            first = first_of_step + self.process * local_size
             local_rows = shuffled[first : first + local_size]
             yield [(epoch, row) for row in local_rows.tolist()]
 

@@ -160,8 +160,11 @@ def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
     if wrong:
         raise ValueError(f"together: row {wrong[0]} does not exist; the records have {counted(len(records), 'image')}")
-    first_row: dict[str, int] = {}  # of each group; each image is paired with the first one of its group
-    pairs = [(first_row.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
+    first_row_of_group: dict[str, int] = {}
+    pairs = []  # each image with the first one of its group, which connects all images of the group
+    for row, group in enumerate(records.group or ()):
+        first_row = first_row_of_group.setdefault(group, row)
+        pairs.append((first_row, row))
     return connected_sets(len(records), [*together, *pairs])
 
 

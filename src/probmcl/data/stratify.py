@@ -121,8 +121,9 @@ class _Assignment:
     def assign(self, units: Int[ndarray, "B"], parts: Int[ndarray, "B"]) -> None:
         """Assign unassigned units to parts, one part for each unit."""
         self.part[units] = parts
-        added = self.amounts[units]
-        part_of_entry = np.repeat(parts, np.diff(added.indptr))
+        added = self.amounts[units]  # sparse, with one row per unit
+        entries_per_unit = np.diff(added.indptr)
+        part_of_entry = np.repeat(parts, entries_per_unit)
         np.add.at(self.excess, (part_of_entry, added.indices), added.data)
         np.subtract.at(self.remaining, added.indices, added.data)
 
@@ -147,7 +148,11 @@ def _sort_by_classes(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarray
 
 
 def _assign_all(assignment: _Assignment, rng: np.random.Generator) -> None:
-    """Assign column by column: first the rarest among unassigned units, and in each column the largest units first."""
+    """Assign all units, column by column: first the column with the least left among the units that are not assigned.
+
+    A column is a class, with the number of positives in each unit, or `IMAGES`, with the number of images, which
+    unlabeled units have too. In each column, the units with the largest amount come first.
+    """
     while assignment.remaining[IMAGES] > 0:
         rarest = int(np.argmin(np.where(assignment.remaining > 0, assignment.remaining, np.inf)))
         members, member_amounts = assignment.members_of(rarest)
@@ -155,7 +160,7 @@ def _assign_all(assignment: _Assignment, rng: np.random.Generator) -> None:
         units, amounts = members[unassigned], member_amounts[unassigned]
         for amount in np.unique(amounts)[::-1]:
             batch = units[amounts == amount]
-            deficits = -assignment.excess[:, rarest] / amount  # in units of this amount
+            deficits = -assignment.excess[:, rarest] / amount  # how many such units each part lacks
             quotas = _quotas(deficits, _by_room(assignment, rng), len(batch))
             assignment.assign(batch, _interleave(quotas, rng))
 
@@ -176,42 +181,47 @@ def _interleave(quotas: Int[ndarray, "K"], rng: np.random.Generator) -> Int[ndar
 
 
 def _quotas(deficits: Float[ndarray, "K"], priority: Int[ndarray, "K"], count: int) -> Int[ndarray, "K"]:
-    """Return how many of `count` equal units each part gets if every unit goes to the part with the largest deficit.
+    """Return how many of `count` equal units each part gets if every unit goes to the part that then lacks the most.
 
-    The deficits are measured in units. Ties go to the part that comes first in `priority`.
+    `deficits` has the number of units that each part lacks. Ties go to the part that comes first in `priority`.
 
     >>> _quotas(np.array([7.5, 2.5, 0.5]), np.array([2, 1, 0]), 8).tolist()
     [6, 2, 0]
     """
-    # If the units could be divided, all parts with a quota would end up with the same deficit: the level. `levels` has
-    # the level for each number of parts with a quota; it is right if these parts, but no others, start above it.
+    # If the units could be divided, they would lower the m largest deficits to the same number, the level:
+    #     level_m = (sum of the m largest deficits − count) / m
+    # The right m is the largest one for which all of these deficits are above the level.
     descending = np.sort(deficits)[::-1]
     levels = (np.cumsum(descending) - count) / np.arange(1, len(deficits) + 1)
     level = levels[descending > levels][-1]
     quotas: Int[ndarray, "K"] = np.maximum(np.floor(deficits - level + TOLERANCE), 0).astype(np.int64)
 
-    # The rest, less than one unit per part with a quota, goes to the largest deficits that are left.
+    # Rounding down leaves less than one unit for each of these parts. They go to the largest remaining deficits.
     rest = count - int(quotas.sum())
-    left = np.round(deficits - quotas, 6)
-    by_deficit = priority[np.argsort(-left[priority], kind="stable")]
+    remaining_deficits = np.round(deficits - quotas, 6)  # rounding errors must not decide a tie
+    by_deficit = priority[np.argsort(-remaining_deficits[priority], kind="stable")]
     quotas[by_deficit[:rest]] += 1
     return quotas
 
 
 def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
-    """Move free units between parts if that reduces the imbalance: the sum of weight · excess² over parts and columns.
+    """Move units from one part to another if that reduces the imbalance of the parts.
 
-    The weight of a class is 1 / total. In the first passes (up to three), the image column weighs as much as one class;
-    in the last, as much as all.
+        imbalance = Σ_k Σ_c weight_c · excess_kc²
 
-    If a unit with the amounts a moves from part p to part q, the imbalance changes by 2 · (s_q − s_p + Σ weight · a²),
-    where s_k = Σ weight · a · excess_k is the slope of part k. The functions below compute half of this change.
+    where c is a column: a class, or `IMAGES`, the last column; and excess_kc is the number of positives of the class,
+    or of images, by which part k exceeds its target (negative if it has too few). `free` marks the units that may move.
+
+    The weight of a class is 1 / its number of positives. In the first passes, all images together count as much as one
+    class, so the classes become balanced. In the last pass, they count as much as all columns together, which corrects
+    the sizes of the parts.
     """
     total = assignment.amounts.sum(axis=0)
-    for importance, passes in ((1, 3), (len(total), 1)):
+    columns = len(total)
+    for importance_of_images, most_passes in ((1, 3), (columns, 1)):
         weight = 1 / np.maximum(total, 1)
-        weight[IMAGES] *= importance
-        for _ in range(passes):
+        weight[IMAGES] *= importance_of_images
+        for _ in range(most_passes):
             units = _promising_units(assignment, weight, free)
             if not len(units):
                 break
@@ -221,33 +231,53 @@ def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
 def _promising_units(
     assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]
 ) -> Int[ndarray, "B"]:
-    """Return the free units whose move to their best part reduces the imbalance (see `_refine`), largest gain first."""
+    """Return up to `CANDIDATES` free units whose move to another part reduces the imbalance, largest reduction first.
+
+    The imbalance is Σ_k Σ_c weight_c · excess_kc², where excess_kc is how far part k is above its target in column c (a
+    class, or the number of images). If a unit with the amounts a_c moves from part p to part q, half of the change is
+
+        cost_q − cost_p + Σ_c weight_c · a_c²,   cost_k = Σ_c weight_c · a_c · excess_kc
+
+    so the best part is the one with the lowest cost.
+    """
     weighted_excess = weight * assignment.excess
-    slope = np.ascontiguousarray((assignment.amounts @ weighted_excess.T).T)  # (K, U), contiguous for a fast minimum
-    current = slope[assignment.part, np.arange(len(assignment.part))]
-    change = slope.min(axis=0) - current + assignment.amounts.power(2) @ weight
-    improving = np.flatnonzero(free & (change < -TOLERANCE))
-    by_gain = np.argsort(change[improving], kind="stable")
-    return improving[by_gain[:CANDIDATES]]
+    cost = np.ascontiguousarray((assignment.amounts @ weighted_excess.T).T)  # (K, U), contiguous for a fast minimum
+    current_cost = cost[assignment.part, np.arange(len(assignment.part))]
+    half_change = cost.min(axis=0) - current_cost + assignment.amounts.power(2) @ weight
+    improving = np.flatnonzero(free & (half_change < -TOLERANCE))
+    by_reduction = np.argsort(half_change[improving], kind="stable")
+    return improving[by_reduction[:CANDIDATES]]
 
 
 def _move_improving(assignment: _Assignment, weight: Float[ndarray, "C1"], units: Int[ndarray, "B"]) -> None:
-    """Move each of the units to its best part if that still reduces the imbalance (see `_refine`)."""
+    """Move each of the units to its best part if that still reduces the imbalance when its turn comes.
+
+    The imbalance is Σ_k Σ_c weight_c · excess_kc², where excess_kc is how far part k is above its target in column c (a
+    class, or the number of images). If a unit with the amounts a_c moves from part p to part q, half of the change is
+
+        cost_q − cost_p + Σ_c weight_c · a_c²,   cost_k = Σ_c weight_c · a_c · excess_kc
+
+    so the best part is the one with the lowest cost.
+    """
     for unit in units.tolist():
-        columns, amounts = assignment.columns_of(unit)
-        slope = assignment.excess[:, columns] @ (weight[columns] * amounts)
-        best = int(np.argmin(slope))
+        columns, amounts = assignment.columns_of(unit)  # only the columns with a nonzero amount
+        cost = assignment.excess[:, columns] @ (weight[columns] * amounts)  # (K,)
+        best = int(np.argmin(cost))
         current = assignment.part[unit]
-        change = slope[best] - slope[current] + amounts**2 @ weight[columns]
-        if change < -TOLERANCE:
+        half_change = cost[best] - cost[current] + amounts**2 @ weight[columns]
+        if half_change < -TOLERANCE:
             assignment.move(unit, best)
 
 
 def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]) -> None:
-    """For each class without a positive in part `keep`, move the smallest free unit with a positive into it."""
-    total = assignment.amounts[assignment.part == keep].sum(axis=0)
-    for column in np.flatnonzero(total[:IMAGES] == 0).tolist():
-        if total[column] != 0:  # a unit that was moved for an earlier class has this class too
+    """For each class without a positive in part `keep`, move the smallest free unit with a positive into it.
+
+    `free` marks the units that may move. There is no move for a class if no free unit has a positive.
+    """
+    in_part = assignment.amounts[assignment.part == keep].sum(axis=0)
+    positives_in_part = in_part[:IMAGES]  # without the last column, which counts the images
+    for column in np.flatnonzero(positives_in_part == 0).tolist():
+        if positives_in_part[column] != 0:  # a unit that was moved for an earlier class has this class too
             continue
         members, _ = assignment.members_of(column)
         movable = members[free[members]]
@@ -256,7 +286,7 @@ def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]
         smallest = int(movable[np.argmin(assignment.sizes[movable])])
         assignment.move(smallest, keep)
         columns, _ = assignment.columns_of(smallest)
-        total[columns] += 1  # only whether it is 0 matters
+        in_part[columns] += 1  # any number above 0; `positives_in_part` is a view of it
 
 
 def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndarray, "U"]) -> None:
@@ -282,9 +312,12 @@ def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndar
 def _removes_class(assignment: _Assignment, keep: int, units: Int[ndarray, "B"]) -> Bool[ndarray, "B"]:
     """Return for each unit whether it is the only one in part `keep` with positives of some class."""
     is_inside = assignment.part == keep
-    total = assignment.amounts[is_inside].sum(axis=0)
+    total_inside = assignment.amounts[is_inside].sum(axis=0)
+    # A sparse matrix with one row per unit, without the last column, which counts the images. The arrays below have an
+    # element for each of its entries, so for each class that a unit has.
     positives = assignment.amounts[units][:, :IMAGES]
-    has_all = positives.data == total[positives.indices]  # one entry for each class that a unit has
-    unit_of_entry = np.repeat(np.arange(len(units)), np.diff(positives.indptr))
-    classes_with_all = np.bincount(unit_of_entry, weights=has_all, minlength=len(units))
-    return np.asarray(is_inside[units] & (classes_with_all > 0))
+    unit_has_all = positives.data == total_inside[positives.indices]
+    entries_per_unit = np.diff(positives.indptr)
+    unit_of_entry = np.repeat(np.arange(len(units)), entries_per_unit)
+    classes_it_has_alone = np.bincount(unit_of_entry, weights=unit_has_all, minlength=len(units))
+    return np.asarray(is_inside[units] & (classes_it_has_alone > 0))

@@ -95,6 +95,8 @@ class Scene:
 def load_handwriting() -> dict[Split, Handwriting]:
     """Return the samples of each split. Splits have no samples in common.
 
+    `FIRST_ROWS` has the first row of each split in scikit-learn's file, and `ROWS` is the number of rows.
+
     >>> {split: len(samples.rows) for split, samples in load_handwriting().items()}
     {'train': 1029, 'val': 258, 'test': 510}
     """
@@ -103,7 +105,8 @@ def load_handwriting() -> dict[Split, Handwriting]:
     file = load_digits()
     glyphs = np.stack([_to_glyph(sample) for sample in file.images])
     handwriting: dict[Split, Handwriting] = {}
-    for split, start, stop in zip(SPLITS, FIRST_ROWS, (*FIRST_ROWS[1:], ROWS), strict=True):
+    ends = (*FIRST_ROWS[1:], ROWS)
+    for split, start, stop in zip(SPLITS, FIRST_ROWS, ends, strict=True):
         rows = np.arange(start, stop)
         handwriting[split] = Handwriting(glyphs[start:stop], file.target[start:stop], rows)
     return handwriting
@@ -240,7 +243,7 @@ def _write_tables(folder: Path, files: Sequence[_SceneFile]) -> None:
 
 
 def _draw_digits(rng: Generator) -> list[int]:
-    """Draw distinct digits, most of them from one group."""
+    """Draw the distinct digits of a scene, most of them from one random group of digits that often occur together."""
     group = DIGIT_GROUPS[rng.choice(len(DIGIT_GROUPS), p=GROUP_SHARES)]
     weight = np.full(len(NAMES), OUTSIDE_WEIGHT)
     weight[list(group)] = 1
@@ -293,7 +296,8 @@ def _rotate(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.
     sin = scale * math.sin(angle)
     center = len(glyph) / 2
     new_center = side / 2
-    # Pillow maps (x, y) in the result to (a x + b y + c, d x + e y + f) in the glyph; the centers map to each other.
+    # Given (a, b, c, d, e, f), Pillow maps (x, y) in the result to (a x + b y + c, d x + e y + f) in the glyph. The
+    # numbers c and f map the center of the result to the center of the glyph.
     c = center - new_center * (cos + sin)
     f = center - new_center * (cos - sin)
     return Image.fromarray(glyph).transform(
@@ -315,7 +319,7 @@ def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> No
 
 
 def _canvas(rng: Generator, size: int) -> Image.Image:
-    """Draw a dark color gradient with blobs and strokes as distractors."""
+    """Draw the background of a scene: a dark color gradient, with blobs and strokes that are not digits."""
     ends = rng.uniform(*DARK, size=(2, 3))  # two colors
     first, last = ends
     corners = first + rng.random((2, 2, 1)) * (last - first)  # (2, 2, 3)

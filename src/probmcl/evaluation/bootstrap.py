@@ -208,7 +208,12 @@ class _Ranking(NamedTuple):
 
 
 def _rank(column: ClassEntries) -> _Ranking:
-    """Return the order of the images of one class."""
+    """Return the level of each positive of a class, and the bin of each image.
+
+    The levels are the L distinct scores of the positives; level 0 is the highest score. A negative tied with level l is
+    in bin 2 l + 1, and a negative between levels l − 1 and l is in bin 2 l; bin 2 L has the negatives below all levels.
+    Bin 2 L + 1 has all other images: positives, and images whose label is not known.
+    """
     positives = np.flatnonzero(column.positive)
     distinct = np.unique(column.scores[column.positive])
     levels = len(distinct)
@@ -216,7 +221,10 @@ def _rank(column: ClassEntries) -> _Ranking:
     below = np.searchsorted(distinct, column.scores, "left")
     not_above = np.searchsorted(distinct, column.scores, "right")
     negative = column.known & ~column.positive
-    bins = np.where(negative, 2 * levels - below - not_above, 2 * levels + 1)
+    # A negative between levels l − 1 and l has below = not_above = L − l. If it is tied with level l, `below` is one
+    # less.
+    bin_of_negative = 2 * levels - below - not_above
+    bins = np.where(negative, bin_of_negative, 2 * levels + 1)
     level = levels - not_above[positives]
     return _Ranking(levels, torch.from_numpy(bins), positives, torch.from_numpy(level))
 
@@ -224,8 +232,13 @@ def _rank(column: ClassEntries) -> _Ranking:
 def _areas_of_part(ranking: _Ranking, weights: Int32[Tensor, "N B"]) -> Float64[Tensor, "2 B"]:
     """Return AP and AUROC in each of B resamples; NaN without a positive or without a negative.
 
-    `weights` has how often each image is drawn in each resample. The formulas are those of `bootstrapped_map` and
-    `bootstrapped_areas`.
+        AP = Σ_l a_l · (A_l / D_l) / P     AUROC = Σ_l a_l (B_l + E_l / 2) / (P Q)
+
+    where level l is the l-th highest score of a positive, from 0. Among the P positives and Q negatives in a resample,
+    a_l positives are at level l, A_l positives and D_l images of both kinds are at this level or a higher one, B_l
+    negatives are below it, and E_l negatives are tied with it. `weights` has how often each image is drawn in each
+    resample. In the `ranking`, the negatives between levels l − 1 and l are in bin 2 l, and those tied with level l in
+    bin 2 l + 1.
     """
     draws = weights.shape[1]
     in_bin = weights.new_zeros(2 * ranking.levels + 2, draws).index_add(0, ranking.bins, weights)
@@ -244,7 +257,7 @@ def _areas_of_part(ranking: _Ranking, weights: Int32[Tensor, "N B"]) -> Float64[
     average_precision = (drawn * precision_at_level).sum(0) / positives
     average_precision = average_precision.masked_fill(total == 0, torch.nan)
 
-    # For each positive, the lower negatives count twice, and the negatives with an equal score once.
+    # 2 B_l + E_l: the lower negatives count twice, and the tied ones once.
     doubled_wins = (drawn.double() * (2 * total - above - not_below)).sum(0)
     auroc = doubled_wins / (2 * positives.double() * total)
     return torch.stack([average_precision, auroc])

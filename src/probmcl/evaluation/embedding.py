@@ -113,27 +113,37 @@ def retrieval(
     if k < 1 or (queries is not None and queries < 1):
         problem = f"k={k} and queries={queries} must be at least 1"
         raise ValueError(f"{problem}; queries=None makes every image a query")
-    entries = checked(labels, labels, known)
-    has_labels = entries.known.any(1)
+    # `checked` validates labels together with scores. There are no scores here, so the labels stand in for them.
+    _, all_labels, all_known = checked(labels, labels, known)
     all_points = embedding.detach().cpu()
+    has_labels = all_known.any(1)
     _refuse_embedding(all_points, has_labels)
     points = all_points[has_labels]
-    point_labels = entries.labels[has_labels]
-    point_known = entries.known[has_labels]
+    point_labels = all_labels[has_labels]
+    point_known = all_known[has_labels]
 
-    overlaps: list[float] = []
-    precisions: list[float] = []
-    for rows in _query_blocks(len(points), queries, seed):
-        cosine, overlap = _compare(points, point_labels, point_known, rows)
+    mean_overlaps: list[float] = []
+    average_precisions: list[float] = []
+    for query_rows in _query_blocks(len(points), queries, seed):
+        cosine, overlap = _compare(points, point_labels, point_known, query_rows)  # each (queries, points)
         is_other = torch.ones_like(cosine, dtype=torch.bool)
-        is_other.scatter_(1, rows[:, None], False)  # a query is not its own neighbor
+        is_other.scatter_(1, query_rows[:, None], False)  # a query is not its own neighbor
+        mean_overlaps += _overlap_of_nearest(cosine, overlap, is_other, k).tolist()
         is_relevant = (overlap >= threshold) & is_other
-        overlaps += _overlap_of_nearest(cosine, overlap, is_other, k).tolist()
-        for scores, relevant, others in zip(cosine.numpy(), is_relevant.numpy(), is_other.numpy(), strict=True):
-            if relevant.any():
-                precision = precision_at_positives(scores, relevant, others)
-                precisions.append(float(precision.mean()))
-    return {f"jaccard_at_{k}": _mean_or_none(overlaps), "mAP": _mean_or_none(precisions)}
+        average_precisions += _average_precisions(cosine, is_relevant, is_other)
+    return {f"jaccard_at_{k}": _mean_or_none(mean_overlaps), "mAP": _mean_or_none(average_precisions)}
+
+
+def _average_precisions(
+    cosine: Float32[Tensor, "Q N"], is_relevant: Bool[Tensor, "Q N"], is_other: Bool[Tensor, "Q N"]
+) -> list[float]:
+    """Return the average precision of each query that has a relevant image, for ranking the other images by cosine."""
+    averages = []
+    for scores, relevant, others in zip(cosine.numpy(), is_relevant.numpy(), is_other.numpy(), strict=True):
+        if relevant.any():
+            precision = precision_at_positives(scores, relevant, others)
+            averages.append(float(precision.mean()))
+    return averages
 
 
 def _refuse_embedding(embedding: Float[Tensor, "M D"], has_labels: Bool[Tensor, " N"]) -> None:

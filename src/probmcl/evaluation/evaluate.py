@@ -119,7 +119,7 @@ def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entrie
     nothing: the mean prevalence of the scored classes.
 
     If the scores in `entries` are calibrated, `raw` has the scores before calibration, to which 0.5 and 0.8 are applied
-    as in the paper. If the model has chosen thresholds, decisions are also reported at these thresholds.
+    as in the paper. If thresholds were chosen for the model, its decisions are also reported at these thresholds.
 
     >>> entries = checked(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None)
     >>> metrics = evaluate(entries, EvaluatedModel(["cat"]), "test")
@@ -131,10 +131,12 @@ def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entrie
 
     ap = average_precision(*entries)
     auroc = area_under_roc(*entries)
-    counts = rates_at(*entries, model.decision_thresholds)
-    means = class_means(ap, auroc, counts)
+    # The model decides at the chosen threshold of each class, or at 0.5 if `model.thresholds` is None. What `rates_at`
+    # returns are counts, from which the rates follow.
+    decision_counts = rates_at(*entries, model.decision_thresholds)
+    means = class_means(ap, auroc, decision_counts)
 
-    at_thresholds = _threshold_scores(entries, uncalibrated, model.thresholds)
+    at_thresholds = _threshold_scores(entries, uncalibrated, chosen=model.thresholds)
     best_three = _decision_scores(uncalibrated, DEFAULT_THRESHOLD, top_k=3)
 
     ap_changes = None
@@ -143,13 +145,13 @@ def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entrie
         ap_changes = _ap_changes(names, before=raw_ap, after=ap)
     level_scores = None
     if model.levels:
-        level_scores = _level_scores(model.levels, ap, auroc, counts)
+        level_scores = _level_scores(model.levels, ap, auroc, decision_counts)
 
     return SplitMetrics(
         split=split,
         images=len(entries.scores),
         classes=len(names),
-        classes_without_negatives=_without_negatives(names, counts),
+        classes_without_negatives=_without_negatives(names, decision_counts),
         classes_scored=means.classes_scored,
         mAP=means.mAP,
         chance=means.chance,
@@ -159,7 +161,7 @@ def evaluate(entries: Entries, model: EvaluatedModel, split: str, *, raw: Entrie
         at=at_thresholds,
         top3=best_three,
         decisions=_decision_summary(entries, model),
-        per_class=_class_rates(model, counts),
+        per_class=_class_rates(model, decision_counts),
         ap_changes=ap_changes,
         levels=level_scores,
         note=model.note or None,
@@ -221,10 +223,11 @@ def _decision_scores(
 ) -> DecisionScores:
     """Return precision, recall and F1 at a threshold, or at one per class.
 
-    With `top_k`, an image has at most k labels; see `multilabel_metrics`.
+    With `top_k`, an image has at most k labels, those with the highest scores. CF1 is the harmonic mean of the mean
+    precision CP and the mean recall CR, and macro F1 the mean of the F1 of each class.
     """
     scores = precision_recall_f1(entries, threshold=threshold, top_k=top_k)
-    per_class = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")
+    per_class = precision_recall_f1(entries, threshold=threshold, top_k=top_k, f1="per_class")  # here, CF1 is macro F1
     return DecisionScores(
         CP=nan_to_none(scores["CP"]),
         CR=nan_to_none(scores["CR"]),

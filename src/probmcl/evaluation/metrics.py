@@ -296,7 +296,12 @@ def decisions_at(scores: Array, labels: Array, known: Array | None = None, thres
 def precision_recall_f1(
     entries: Entries, *, threshold: float | Array = 0.5, f1: str = "harmonic", top_k: int | None = None
 ) -> dict[str, float]:
-    """Return CP, CR, CF1, OP, OR and OF1 as defined in `multilabel_metrics`, and `classes_scored`."""
+    """Return precision, recall and F1, and `classes_scored`, the number of classes with a positive and a negative.
+
+    CP and CR are the means of the precision and the recall of these classes, and OP and OR those of all entries
+    together. OF1 is the harmonic mean of OP and OR. CF1 is that of CP and CR or, with f1="per_class", the mean F1 of
+    these classes. `multilabel_metrics` has the formulas, and describes `threshold` and `top_k`.
+    """
     if f1 not in ("harmonic", "per_class"):
         raise ValueError(f"f1={f1!r} must be 'harmonic' or 'per_class'")
     if top_k is not None and top_k < 1:
@@ -329,16 +334,16 @@ def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: 
 
     With `top_k`, a predicted positive must also be among the k highest known scores of its image.
     """
-    limits = _limits(threshold, entries.scores)
+    threshold_of_class = _threshold_of_class(threshold, entries.scores)
     block_counts = []
     for rows in blocks(*entries.scores.shape):
         scores = entries.scores[rows]
         known = entries.known[rows]
         positive = (entries.labels[rows] == 1) & known
-        predicted = (scores > limits) & known
+        predicted = (scores > threshold_of_class) & known
         if top_k is not None:
             known_scores = scores.where(known, -torch.inf)
-            predicted &= _best(known_scores, min(top_k, scores.shape[1]))
+            predicted &= _is_among_highest(known_scores, min(top_k, scores.shape[1]))
         counts = DecisionCounts(
             true_positives=(predicted & positive).count_nonzero(axis),
             false_positives=(predicted & ~positive).count_nonzero(axis),
@@ -351,7 +356,7 @@ def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: 
     return DecisionCounts(*torch.cat(block_counts, dim=1))
 
 
-def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
+def _threshold_of_class(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
     """Return the threshold of each class, in the precision of the scores."""
     classes = scores.shape[1]
     if isinstance(threshold, float):
@@ -365,7 +370,7 @@ def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Ten
     return limits.expand(classes)
 
 
-def _best(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
+def _is_among_highest(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
     """Mark the k highest scores of each row; among equal scores, the first are marked."""
     lowest = scores.topk(k, dim=1).values[:, -1:]  # (N, 1): the k-th highest score
     is_above = scores > lowest

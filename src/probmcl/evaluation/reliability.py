@@ -141,7 +141,10 @@ def bootstrapped_calibration_error(
 ) -> Float64[ndarray, "B C"]:
     """Return the calibration error of each class in each resample; the bins are those of the original images.
 
-    The result is NaN for a class without known entries in a resample.
+        error = Σ_b |Σ_i w_i (p_i − y_i)| / Σ_i w_i,   the inner sum over the known images i in bin b
+
+    where p_i is the probability and y_i the 0/1 label of image i, which is drawn w_i times. The result is NaN for a
+    class without known entries in a resample.
     """
     errors = []
     drawn = weights.astype(np.float32)

@@ -59,7 +59,7 @@ def read_content(root: Path, file: File) -> dict[str, Any]:
 
 
 def encoded_struct(file: JsonFile[T], content: T) -> bytes:
-    """Return the bytes of a JSON file, with the schema version first. That of a checkpoint contains its checksum."""
+    """Return the bytes of a JSON file, with the schema version first; a checkpoint has a checksum of its content."""
     values: dict[str, Any] = plain_values(content)
     head: dict[str, Any] = {"schema": SCHEMA}
     if file.role == "checkpoint":

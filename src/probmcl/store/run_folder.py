@@ -76,11 +76,14 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
 
 
 def announce_changes(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Accept new contents of files, in addition to the current ones, before they are written."""
+    """Accept new contents of files, in addition to the current ones, before they are written.
+
+    The manifest of the folder has the size and the digest of the accepted contents, and is written again.
+    """
     before = read_manifest(folder)
     # A process that was killed between `announce_changes` and `confirm_changes` leaves files with either content.
-    written = [name for name in before.replacing if (folder / name).is_file()]
-    settled = {name: _entry(folder, name) for name in written}
+    left_behind = [name for name in before.replacing if (folder / name).is_file()]
+    settled = {name: _entry(folder, name) for name in left_behind}  # what is in the folder counts as current
     new = {name: Entry.of(content) for name, content in contents.items()}
     _write(folder, Manifest(before.files | settled, replacing=new))
 
@@ -326,7 +329,7 @@ def refuse_used(folder: Path | str | None) -> None:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Create the folder `parent/DATE-name`, with a number appended if it already exists."""
+    """Create the folder `parent/DATE-name`, with a number appended if it already exists, and return it."""
     stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
     for number in range(1, 10_000):
         unique_name = stem if number == 1 else f"{stem}-{number}"

@@ -4,6 +4,7 @@ To first order, a shifted or stretched image is the image plus a linear combinat
 projects the other image onto these and takes the residual, at a thousandth of the cost of registration.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -79,7 +80,7 @@ def candidate_pairs(phashes: UInt64[ndarray, "N"], inner_phashes: UInt64[ndarray
         parts = _all_pairs(phashes, inner_phashes, nearest)
     else:
         parts = _sorted_neighbors(phashes, inner_phashes, nearest)
-    return _limit(CandidatePairs.concatenate(parts), nearest)
+    return _nearest_per_image(CandidatePairs.concatenate(parts), nearest)
 
 
 def _all_pairs(
@@ -87,19 +88,22 @@ def _all_pairs(
 ) -> Iterator[CandidatePairs]:
     """Yield the similar pairs of all images, at most `nearest` for each first image and flip.
 
-    A block of rows is compared with all later rows at once; its distances fit into the CPU cache.
+    `phashes` are the hashes of the full images. `inner_phashes` are those of the images without their margins, which
+    are close to the hashes of cropped copies. A left-right flip of an image inverts some bits of its hashes: those in
+    the mask. A block of rows is compared with all later rows at once; its distances fit into the CPU cache.
     """
     rows_per_block = max(1, ENTRIES_PER_BLOCK // max(len(phashes), 1))
     for start in range(0, len(phashes), rows_per_block):
         block = slice(start, start + rows_per_block)
         later = slice(start, None)
-        for flipped, mask in FLIPS:
+        for flipped, mask in FLIPS:  # the later images as they are (the mask is 0), and flipped
             distances = _distances(
                 phashes[block], inner_phashes[block], phashes[later] ^ mask, inner_phashes[later] ^ mask
             )
-            # The columns start with the rows of the block, so this leaves each pair once, without the diagonal.
-            distances[np.tri(*distances.shape, dtype=np.bool_)] = NO_PAIR
-            yield _nearest(distances, nearest, start, flipped)
+            # The columns start with the rows of the block, so this leaves each pair once, and no image with itself.
+            lower_triangle = np.tri(*distances.shape, dtype=np.bool_)
+            distances[lower_triangle] = NO_PAIR
+            yield _pairs_in_block(distances, nearest, start, flipped)
 
 
 def _distances(
@@ -121,10 +125,10 @@ def _different_bits(hashes: UInt64[ndarray, "R"], others: UInt64[ndarray, "N"]) 
     return distances
 
 
-def _nearest(distances: UInt8[ndarray, "R N"], nearest: int, start: int, flipped: bool) -> CandidatePairs:
-    """Return the pairs within `MAX_DISTANCE`, at most `nearest` per row.
+def _pairs_in_block(distances: UInt8[ndarray, "R N"], nearest: int, start: int, flipped: bool) -> CandidatePairs:
+    """Return the pairs of a row and a column with a distance of at most `MAX_DISTANCE`, at most `nearest` per row.
 
-    Row and column 0 belong to the image `start`. The distances are overwritten.
+    Row and column 0 belong to the image `start`, the next ones to the images after it. The distances are overwritten.
     """
     near_per_row = np.count_nonzero(distances <= MAX_DISTANCE, axis=1)
     if near_per_row.max() > nearest:
@@ -137,19 +141,26 @@ def _nearest(distances: UInt8[ndarray, "R N"], nearest: int, start: int, flipped
 def _sorted_neighbors(
     phashes: UInt64[ndarray, "N"], inner_phashes: UInt64[ndarray, "N"], nearest: int
 ) -> Iterator[CandidatePairs]:
-    """Yield the similar pairs among hashes that are close in sorted order, for several rotations of their bits.
+    """Yield the pairs of images whose hashes are similar and close in sorted order, for several rotations of the bits.
 
-    Each rotation finds other pairs: two hashes are close in sorted order if their first bits are equal.
+    `phashes` are the hashes of the full images. `inner_phashes` are those of the images without their margins, which
+    are close to the hashes of cropped copies. Each image is sorted in with four hashes: both of these, and both again
+    for the image flipped left to right, which inverts the bits in `FLIP_MASK`.
+
+    Two hashes are close in sorted order if their first bits are equal. Each rotation puts other bits first, so it finds
+    other pairs. At most `nearest` pairs per image are yielded at once.
     """
+    images = len(phashes)
     flip = np.uint64(FLIP_MASK)
-    hashes = np.concatenate([phashes, phashes ^ flip, inner_phashes, inner_phashes ^ flip])
+    hashes = np.concatenate([phashes, phashes ^ flip, inner_phashes, inner_phashes ^ flip])  # four blocks of N hashes
+    bits_per_rotation = 64 // ROTATIONS
     for rotation in range(ROTATIONS):
-        order = np.argsort(_rotated(hashes, 64 // ROTATIONS * rotation))
+        order = np.argsort(_rotated(hashes, bits_per_rotation * rotation))
         for gap in range(1, NEIGHBORS + 1):
-            first, second = order[:-gap], order[gap:]
-            is_near = np.bitwise_count(hashes[first] ^ hashes[second]) <= MAX_DISTANCE
-            pairs = _image_pairs(hashes, first[is_near], second[is_near], len(phashes))
-            yield _limit(pairs, nearest)
+            first_hash, second_hash = order[:-gap], order[gap:]  # all pairs of hashes that are `gap` places apart
+            is_near = np.bitwise_count(hashes[first_hash] ^ hashes[second_hash]) <= MAX_DISTANCE
+            pairs = _image_pairs(hashes, first_hash[is_near], second_hash[is_near], images)
+            yield _nearest_per_image(pairs, nearest)
 
 
 def _rotated(hashes: UInt64[ndarray, "M"], bits: int) -> UInt64[ndarray, "M"]:
@@ -162,15 +173,19 @@ def _rotated(hashes: UInt64[ndarray, "M"], bits: int) -> UInt64[ndarray, "M"]:
 def _image_pairs(
     hashes: UInt64[ndarray, "M"], first: Int[ndarray, "P"], second: Int[ndarray, "P"], images: int
 ) -> CandidatePairs:
-    """Convert pairs of hashes to pairs of images; one of the hashes must be of a full, unflipped image.
+    """Convert pairs of hashes to pairs of images, and leave out the pairs of hashes that are not needed.
 
     `hashes` has four blocks with one hash per image: of full images, of flipped ones, of inner parts, and of flipped
-    inner parts. `first` and `second` are indices of hashes.
+    inner parts. `first` and `second` are the indices of the hashes of each pair. One hash of a pair must be in the
+    first block, and the two must belong to different images; other pairs are left out.
     """
-    has_full = np.minimum(first, second) < images  # the first block
-    valid = has_full & (first % images != second % images)
-    full = np.minimum(first[valid], second[valid])  # in the first block, the index of a hash is that of its image
-    other = np.maximum(first[valid], second[valid])
+    lower = np.minimum(first, second)
+    higher = np.maximum(first, second)
+    has_full = lower < images
+    is_of_two_images = first % images != second % images
+    is_needed = has_full & is_of_two_images
+    full = lower[is_needed]  # in the first block, the index of a hash is that of its image
+    other = higher[is_needed]
     other_block, other_image = np.divmod(other, images)
     return CandidatePairs(
         ones=np.minimum(full, other_image),
@@ -180,25 +195,30 @@ def _image_pairs(
     )
 
 
-def _limit(pairs: CandidatePairs, nearest: int) -> CandidatePairs:
-    """Return each pair once with its smallest distance, at most `nearest` pairs per first image, sorted."""
-    unique = _unique(pairs)
-    kept = _smallest(unique.ones, unique.distances, nearest)
+def _nearest_per_image(pairs: CandidatePairs, nearest: int) -> CandidatePairs:
+    """Return the pairs without repetitions, sorted, and for each first image only the `nearest` most similar ones."""
+    unique = _without_repetitions(pairs)
+    kept = _smallest_per_row(unique.ones, unique.distances, nearest)
     return unique.select(np.sort(kept))
 
 
-def _unique(pairs: CandidatePairs) -> CandidatePairs:
-    """Return each pair once with its smallest distance, sorted by the images."""
+def _without_repetitions(pairs: CandidatePairs) -> CandidatePairs:
+    """Return each pair once with its smallest distance, sorted by first image, second image and flip.
+
+    In pair i, the first image is `ones[i]` and the second one `others[i]`. Two images may be in two pairs: one with the
+    second image flipped, and one without.
+    """
     order = np.lexsort((pairs.distances, pairs.flipped, pairs.others, pairs.ones))  # the last key matters most
-    ordered = pairs.select(order)
-    same_images = (np.diff(ordered.ones) == 0) & (np.diff(ordered.others) == 0)
+    ordered = pairs.select(order)  # the repetitions of a pair are adjacent, and the smallest distance comes first
+    same_first_image = ordered.ones[1:] == ordered.ones[:-1]
+    same_second_image = ordered.others[1:] == ordered.others[:-1]
     same_flip = ordered.flipped[1:] == ordered.flipped[:-1]
-    is_new = np.ones(len(order), dtype=bool)
-    is_new[1:] = ~(same_images & same_flip)
-    return ordered.select(np.flatnonzero(is_new))
+    is_first_of_its_kind = np.ones(len(order), dtype=bool)
+    is_first_of_its_kind[1:] = ~(same_first_image & same_second_image & same_flip)
+    return ordered.select(np.flatnonzero(is_first_of_its_kind))
 
 
-def _smallest(rows: Int[ndarray, "P"], values: ndarray, count: int) -> Int[ndarray, "K"]:
+def _smallest_per_row(rows: Int[ndarray, "P"], values: ndarray, count: int) -> Int[ndarray, "K"]:
     """Return the indices of the `count` smallest values for each row; `rows` has the row of each value."""
     if not len(rows) or np.bincount(rows).max() <= count:
         return np.arange(len(rows))
@@ -228,7 +248,7 @@ def screen(
     residuals = _residuals(tiles, ones, others, flipped)
     keep = np.zeros(len(ones), dtype=np.bool_)
     for images in (ones, others):
-        keep[_smallest(images, residuals, MAX_PAIRS)] = True
+        keep[_smallest_per_row(images, residuals, MAX_PAIRS)] = True
     return keep
 
 
@@ -263,24 +283,30 @@ def _residuals(
 def _projected(
     flat: Float[ndarray, "M D"], seconds: Int[ndarray, "K"], flipped: Bool[ndarray, "K"], basis: Float[ndarray, "D 6"]
 ) -> Float[ndarray, "K 6"]:
-    """Return the components of the second images along the basis of the first image.
+    """Return the scalar products of each of K second images with the six vectors of the first image's basis.
 
-    `flat` has all images as vectors, `seconds` the rows of the second images, and `flipped` whether each is flipped.
+    `flat` has all images as vectors of D = `SIDE`² pixels, `seconds` the rows of the second images, and `flipped`
+    whether a second image is flipped left to right before the product.
     """
-    mirrored = basis.reshape(SIDE, SIDE, 6)[:, ::-1].reshape(SIDE * SIDE, 6)  # instead of flipping each second image
-    both_bases = np.concatenate([basis, mirrored], axis=1)  # (D, 12)
+    # The product of a flipped image with a vector is that of the image with the flipped vector. So six vectors are
+    # flipped instead of the second images, and the products with all twelve are computed at once.
+    flipped_basis = basis.reshape(SIDE, SIDE, 6)[:, ::-1].reshape(SIDE * SIDE, 6)
+    both_bases = np.concatenate([basis, flipped_basis], axis=1)  # (D, 12)
     # Small products, because BLAS computes large ones in several threads, which takes longer if the cores are busy.
-    batch_count = -(-len(seconds) // ROWS_PER_PRODUCT)  # rounded up
+    batch_count = math.ceil(len(seconds) / ROWS_PER_PRODUCT)
     batches = np.resize(seconds, (batch_count, ROWS_PER_PRODUCT))  # repeats rows to fill the last batch
-    components = (flat[batches] @ both_bases).reshape(-1, 12)[: len(seconds)]
-    chosen: ndarray = np.where(flipped[:, None], components[:, 6:], components[:, :6])
+    products = flat[batches] @ both_bases  # (batches, rows per product, 12)
+    without_repeated = products.reshape(-1, 12)[: len(seconds)]
+    with_basis, with_flipped_basis = without_repeated[:, :6], without_repeated[:, 6:]
+    chosen: ndarray = np.where(flipped[:, None], with_flipped_basis, with_basis)
     return chosen
 
 
 def _bases(images: Float[ndarray, "R S S"]) -> Float[ndarray, "R D 6"]:
-    """Return orthonormal bases of brightness, the image, its derivatives, and the derivatives times the position.
+    """Return an orthonormal basis for each image: of brightness, the image, and its changes by a shift or a stretch.
 
-    The first vector is the brightness, because the QR decomposition keeps the direction of the first column.
+    A small shift changes an image by its derivative, and a small stretch by its derivative times the position. The
+    first vector is the brightness, because the QR decomposition keeps the direction of the first column.
     """
     dx = np.gradient(images, axis=2)
     dy = np.gradient(images, axis=1)

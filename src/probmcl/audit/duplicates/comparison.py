@@ -103,12 +103,12 @@ def registered_correlation(
     coarse = np.zeros(len(ones), dtype=np.float32)
     fine = np.full(len(ones), np.nan, dtype=np.float32)
 
-    rows = np.arange(len(ones))
-    coarse[rows] = registration.refine(first_round, rows)
-    rows = rows[coarse[rows] >= MIN_SIMILARITY.second]
-    coarse[rows] = registration.refine(second_round, rows)
-    rows = rows[coarse[rows] >= minimum]
-    fine[rows] = registration.refine(third_round, rows)
+    all_pairs = np.arange(len(ones))
+    coarse[all_pairs] = registration.refine(first_round, all_pairs)
+    in_second = all_pairs[coarse[all_pairs] >= MIN_SIMILARITY.second]
+    coarse[in_second] = registration.refine(second_round, in_second)
+    in_third = in_second[coarse[in_second] >= minimum]
+    fine[in_third] = registration.refine(third_round, in_third)
     return Correlations(coarse, fine)
 
 
@@ -160,18 +160,21 @@ def _fit(
 
 
 def _step(overlay: Overlay, other: Float[ndarray, "P S S"]) -> tuple[Float[ndarray, "P"], Float[ndarray, "P 4"]]:
-    """Return the correlation of the gray levels, and a Gauss-Newton step that ignores brightness and contrast.
+    """Return the correlation r of the gray levels, and the Gauss-Newton step of the four offsets.
 
-    Both follow from the covariances of the two images and the derivatives. The derivatives are projected orthogonally
-    to the image, because a change in contrast must not count as a shift.
+        r = cov(A, B) / (|A| |B|)     step = (cov(D, D) − a aᵀ)⁻¹ |A| (b − r a)
+
+    where A is the resampled image, B the other image, and D the derivatives of A by the four offsets; |A|² = cov(A, A),
+    a = cov(D, A) / |A| and b = cov(D, B) / |B|. Covariances ignore brightness. The terms with a remove the part of D
+    along A, because a change in contrast must not count as a shift.
     """
     covariance = _covariance(overlay, other)  # 0: the resampled image; 1: the other image; 2 to 5: the derivatives
     variances = covariance[:, (0, 1), (0, 1)]
     norm = np.sqrt(np.maximum(variances, 0)) + EPSILON  # (P, 2)
     agreement = covariance[:, 0, 1] / (norm[:, 0] * norm[:, 1])
-    along_one = covariance[:, 2:, 0] / norm[:, :1]  # (P, 4): the derivatives projected on the images
-    along_other = covariance[:, 2:, 1] / norm[:, 1:]
-    explained = along_one[:, :, None] * along_one[:, None]  # (P, 4, 4)
+    along_one = covariance[:, 2:, 0] / norm[:, :1]  # (P, 4): a
+    along_other = covariance[:, 2:, 1] / norm[:, 1:]  # (P, 4): b
+    explained = along_one[:, :, None] * along_one[:, None]  # (P, 4, 4): a aᵀ
     curvature = covariance[:, 2:, 2:] - explained
     gradient = norm[:, :1] * (along_other - along_one * agreement[:, None])
     damping = EPSILON * np.trace(curvature, axis1=1, axis2=2) + np.float32(1e-6)
@@ -212,7 +215,10 @@ def _covariance(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndarr
 
 
 def _overlay(one: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"]) -> Overlay:
-    """Resample images at shifted and stretched positions, with bilinear interpolation."""
+    """Resample images at shifted and stretched positions, with bilinear interpolation.
+
+    An offset has four numbers: horizontal shift and stretch, vertical shift and stretch. Positions are from −1 to 1.
+    """
     side = one.shape[-1]
     shift, stretch = offset[:, ::2, None], offset[:, 1::2, None]  # (P, 2, 1): horizontal, vertical
     source = (1 + stretch) * _positions(side) + shift  # (P, 2, S), from -1 to 1
@@ -345,13 +351,16 @@ class TileComparison:
         return Correlations(coarse, fine)
 
     def _cached_or_registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
-        """Look up the coarse and fine correlations, and compute and store the missing ones."""
+        """Return the coarse and the fine correlation of each pair: from the cache, or computed and then stored.
+
+        A fine correlation is needed only if the coarse one is at least `minimum`.
+        """
         cache = self.settings.cache
         keys = self._keys(pairs)
         cached = cache.get(keys)
-        stored = b"".join(cached.get(key, UNKNOWN) for key in keys)
+        stored = b"".join(cached.get(key, UNKNOWN) for key in keys)  # `UNKNOWN` has the bytes of two NaN
         values = np.frombuffer(stored, dtype=np.float32).reshape(-1, 2).copy()
-        coarse, fine = values[:, 0], values[:, 1]  # both are NaN if the pair is not in the cache
+        coarse, fine = values[:, 0], values[:, 1]
         is_complete = (coarse < minimum) | ~np.isnan(fine)
         missing = np.flatnonzero(~is_complete)
         self.advance(len(keys) - len(missing))

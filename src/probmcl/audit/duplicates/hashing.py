@@ -277,33 +277,41 @@ def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
 
 
 class _FingerprintAndTile(NamedTuple):
-    """A fingerprint, and the tile of an image that was decoded; the tile of other images is None."""
+    """The fingerprint of a file, and its tile: the gray levels of the small image, if the file was decoded.
+
+    The tile is None if the fingerprint comes from the cache, which already has the tile, or if decoding failed.
+    """
 
     fingerprint: Fingerprint
     tile: bytes | None
 
 
 def _read_batch(settings: SearchSettings, paths: Sequence[Path]) -> list[_FingerprintAndTile]:
-    """Return the fingerprints of a few files, from the cache or by decoding them."""
+    """Return the fingerprints of a few files, from the cache or by decoding them.
+
+    With each decoded image, its tile is returned, which the caller stores in the cache. The tile of other images is
+    None.
+    """
     cache = settings.cache
     if cache.file is None:
         return [_decode(path, settings.intensity) for path in paths]
-    contents = [file_digest(path) for path in paths]
-    cached = cache.get([cache.key(content) for content in contents if content])  # empty: the file cannot be read
+    digests = [file_digest(path) for path in paths]  # b"" if a file cannot be read
+    keys = [cache.key(digest) for digest in digests]
+    values_by_key = cache.get([key for key, digest in zip(keys, digests, strict=True) if digest])
     results = []
-    for path, content in zip(paths, contents, strict=True):
-        value = cached.get(cache.key(content))
-        if value is None:
-            results.append(_decode(path, settings.intensity, content))
+    for path, digest, key in zip(paths, digests, keys, strict=True):
+        if key in values_by_key:
+            fingerprint = _unpacked(digest, values_by_key[key])
+            results.append(_FingerprintAndTile(fingerprint, tile=None))  # the cache already has the tile
         else:
-            results.append(_FingerprintAndTile(_unpacked(content, value), None))
+            results.append(_decode(path, settings.intensity, digest))  # also finds out why a file cannot be read
     return results
 
 
-def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") -> _FingerprintAndTile:
-    """Decode a file and return its fingerprint and tile.
+def _decode(path: Path, intensity: IntensityRange | None, digest: bytes = b"") -> _FingerprintAndTile:
+    """Decode a file and return its fingerprint and tile; if that fails, the fingerprint has only the reason.
 
-    `content` is the digest of the file; it is computed if it is empty.
+    `digest` is the digest of the file's bytes; it is computed if it is empty.
     """
     try:
         image = read_image(path, TILE, intensity=intensity)
@@ -318,7 +326,7 @@ def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") 
         size=stored.size,
         mode=stored.mode,
         spread=float(pixels.std()),
-        content=content or file_digest(path),
+        content=digest or file_digest(path),
         phash=phash,
         inner_phash=inner_phash,
         damage=stored.damage,
@@ -338,15 +346,15 @@ def _packed(image: Fingerprint, tile: bytes) -> bytes:
     return PACKED.pack(*image.size, mode, image.spread, image.phash, image.inner_phash, damage) + tile
 
 
-def _unpacked(content: bytes, value: bytes) -> Fingerprint:
-    """Return the fingerprint in a cached value, for a file with the digest `content`."""
+def _unpacked(digest: bytes, value: bytes) -> Fingerprint:
+    """Return the fingerprint in a cached value, for a file whose bytes have this digest."""
     width, height, mode, spread, phash, inner_phash, damage = PACKED.unpack_from(value)
     return Fingerprint(
         reason=None,
         size=(width, height),
         mode=mode.rstrip(b"\0").decode(),
         spread=spread,
-        content=content,
+        content=digest,
         phash=phash,
         inner_phash=inner_phash,
         damage=damage.decode() or None,
@@ -375,11 +383,12 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
     edges = np.arange(SIZE + 1) / SIZE
     left = np.maximum(edges[:-1], margin)
     right = np.minimum(edges[1:], 1 - margin)
-    inside = np.clip(right - left, 0, None) * SIZE  # (S,): the share of each pixel that is within the margins
+    inside = np.clip(right - left, 0, None) * SIZE  # (S,): the share of each pixel that is between the margins
     centers = (np.arange(SIZE) + 0.5) / SIZE
-    position = (centers - margin) / (1 - 2 * margin)  # from 0 to 1 within the margins
+    position = (centers - margin) / (1 - 2 * margin)  # from 0 to 1 between the margins
     frequency = np.arange(FREQUENCIES)[:, None]
     waves = np.cos(np.pi * frequency * position) * inside
+    # Each row but the first is shifted to the sum 0, without changing the pixels outside the margins.
     surplus = waves[1:].sum(axis=1, keepdims=True)
     waves[1:] -= surplus * inside / inside.sum()
     cosines: ndarray = waves.astype(np.float32)
@@ -390,7 +399,8 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
 def _lowest() -> Int[ndarray, "B"]:
     """Return, for each bit of both hashes, a flat index into the matrix of vertical and horizontal frequencies.
 
-    The matrix has two blocks on its diagonal: the frequencies of the whole image, then those of its inner part.
+    The matrix has 2 `FREQUENCIES` rows and columns, and two blocks on its diagonal: the frequencies of the whole image,
+    then those of its inner part. The flat index of an element is its row times the width, plus its column.
     """
 
     def from_low_to_high(frequency: tuple[int, int]) -> tuple[int, tuple[int, int]]:

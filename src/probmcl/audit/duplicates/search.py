@@ -137,7 +137,7 @@ def near_duplicates(
         if advance is not None:
             advance(len(paths))
         return []
-    unrelated = _random_pairs(len(distinct))
+    unrelated = _random_pairs(len(distinct))  # they show how similar different images of this dataset are
     step = _in_images(len(paths), len(unrelated.ones) + len(candidates.ones), advance)
 
     # Only the images of a pair are read again. From here on, the images of a pair are indices of `rows`.
@@ -152,9 +152,10 @@ def near_duplicates(
         tiles = Path(folder) / "tiles"
         write_tiles(tiles, [paths[row] for row in rows], contents, settings)
         comparison = TileComparison(tiles, contents, settings, step)
-        coarse, fine = comparison.correlations(sample)
+        coarse, fine = comparison.correlations(sample)  # at half size, and at full size
         final = np.where(np.isnan(fine), coarse, fine)  # few random pairs are compared at full size
         confirmed, doubtful = thresholds(final)
+        # Only pairs that are unusually similar at half size are compared at full size.
         min_coarse = max(MIN_SIMILARITY.third, _unusual_correlation(coarse, COARSE_DEVIATIONS))
         measured = comparison.correlations(pairs, min_coarse)
     return _near_pairs(rows, pairs, measured.fine, confirmed, doubtful)
@@ -193,14 +194,17 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
 def _unusual_correlation(sample: Float[ndarray, "K"], deviations: float) -> float:
     """Return the correlation a number of robust standard deviations above the median; 0 for an empty sample.
 
-    The deviations are those of log(1 - correlation), which is low for a high correlation.
+        1 − exp(median − deviations · σ),   σ = 1.4826 · median of |x − median|
+
+    where x = log(1 − correlation) for each correlation in the sample, and the median is that of x. A high correlation
+    has a low x. For a normal distribution, σ is the standard deviation.
     """
     if not len(sample):
         return 0.0
     log_difference = np.log(np.maximum(1 - sample, 1e-6))
     median = float(np.median(log_difference))
     median_deviation = float(np.median(np.abs(log_difference - median)))
-    standard_deviation = 1.4826 * median_deviation  # of a normal distribution
+    standard_deviation = 1.4826 * median_deviation
     return 1 - math.exp(median - deviations * standard_deviation)
 
 
@@ -296,7 +300,10 @@ class Leaks:
         return self._described("possible near-duplicates", doubtful, name_of)
 
     def _described(self, kind: str, leaks: Sequence[_Leak], name_of: Callable[[int], str]) -> dict[str, list[str]]:
-        """Describe leaks of one kind, by the two splits: the first image in each of them is named."""
+        """Return a text for each leak of a kind, in lists by kind and splits, such as "same group in train and test".
+
+        A text names the first image of the leak in each of the two splits. `name_of` names the image of a row.
+        """
         described: dict[str, list[str]] = {}
         for leak in leaks:
             first_row: dict[str, int] = {}
