@@ -87,25 +87,39 @@ class _Part(NamedTuple):
 
 
 def _parts(a: Components, b: Components, symmetric: bool) -> Iterator[_Part]:
-    """Divide all pairs of components into parts of at most `TILE` pairs; `symmetric` skips those below the diagonal."""
+    """Divide all pairs of components of `a` and `b` into parts of at most `TILE` pairs.
+
+    `a.mean` has the shape (batches, rows, components), and `b.mean` has the shape (batches, columns, components). A
+    part always has all components of its columns. If `symmetric`, both sides are the same and there is one batch; the
+    parts below the diagonal are left out.
+    """
     batches, rows, components = a.mean.shape
-    _, columns, other_components = b.mean.shape
-    component_slices = slices(components, max(1, TILE // other_components))
-    row_pairs = max(1, TILE // (components * other_components))  # pairs of rows that fit into a tile
+    _, columns, components_of_column = b.mean.shape
+
+    # A single row and column may already have more than `TILE` pairs. Then the components of the row are divided, too.
+    components_per_part = max(1, TILE // components_of_column)
+    component_slices = slices(components, components_per_part)
+
+    # The number of pairs of a row and a column for which a part has room.
+    row_pairs_per_part = max(1, TILE // (components * components_of_column))
 
     if symmetric:
-        all_batches = slice(0, batches)  # there is one batch
-        row_slices = slices(rows, math.isqrt(row_pairs))
+        all_batches = slice(0, batches)
+        # Rows and columns are divided at the same places, so each part lies on, above or below the diagonal.
+        rows_per_part = math.isqrt(row_pairs_per_part)
+        row_slices = slices(rows, rows_per_part)
         for upper, lower in itertools.combinations_with_replacement(row_slices, 2):
             for component_slice in component_slices:
                 yield _Part(all_batches, upper, lower, component_slice)
         return
 
-    step_columns = min(columns, row_pairs)
-    step_rows = min(rows, max(1, row_pairs // step_columns))
-    step_batches = max(1, row_pairs // (step_columns * step_rows))
-    batch_slices, row_slices = slices(batches, step_batches), slices(rows, step_rows)
-    column_slices = slices(columns, step_columns)
+    # The room is filled with columns first, then with rows that have all these columns, and then with batches.
+    columns_per_part = min(columns, row_pairs_per_part)
+    rows_per_part = min(rows, row_pairs_per_part // columns_per_part)
+    batches_per_part = row_pairs_per_part // (columns_per_part * rows_per_part)
+    batch_slices = slices(batches, batches_per_part)
+    row_slices = slices(rows, rows_per_part)
+    column_slices = slices(columns, columns_per_part)
     for part in itertools.product(batch_slices, row_slices, column_slices, component_slices):
         yield _Part(*part)
 
