@@ -143,36 +143,56 @@ def make_settings(options: Mapping[str, Any], origins: Mapping[str, ValueOrigin]
     _refuse_wrong_tables(options)
     if origins is None:
         origins = dict.fromkeys(option_keys(options), "user")
-    keys = dict(options)
-    method = keys.pop("method", "auto")
-    preset = keys.pop("preset", "default")
-    changes = keys.pop("settings", {})
-    training = keys.pop("training", {})
-    encoder = keys.pop("encoder", {})
-    if keys.get("budget") is not None and "epochs" in training:
-        raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
-    if isinstance(keys.get("budget"), str):
-        keys["budget"] = parse_duration(keys["budget"])
+    values = dict(options)  # becomes the values of the fields of `Settings`
 
-    keys["device"] = find_device(options.get("device", "auto"))
-    on_cpu = keys["device"] == "cpu"
-    keys.setdefault("tune", "last" if on_cpu else "all")
-    if keys["tune"] not in get_args(Tune):
-        raise SettingsError(f"tune={keys['tune']!r} is not valid; {suggestion(str(keys['tune']), get_args(Tune))}")
-    default_encoder = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER}
-    keys["encoder"] = default_encoder | encoder
-    if encoder.get("weights") == "none":
-        keys["encoder"]["weights"] = None
+    # Of these, only `method` is a field. They determine the jobs.
+    method = values.pop("method", "auto")
+    preset = values.pop("preset", "default")
+    changes = values.pop("settings", {})
+    training = values.pop("training", {})
 
-    keys["probe"] = dict(keys.get("probe", {}))
-    if method == "probe":
-        keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
-    jobs = tuple(_jobs(method, preset, changes, training, keys["tune"]))
-    settings = convert_settings({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
-    given = dict(origins)
+    if "budget" in values:
+        values["budget"] = _budget_in_seconds(values["budget"], training)
+    values["device"] = find_device(options.get("device", "auto"))
+    on_cpu = values["device"] == "cpu"
+    values["tune"] = _valid_tune(values.get("tune", "last" if on_cpu else "all"))
+    values["encoder"] = _with_default_encoder(values.pop("encoder", {}), on_cpu)
+    values["probe"] = dict(values.get("probe", {}))
+    if method == "probe":  # without jobs; the preset and the changes then apply to the probe that every run fits
+        values["probe"]["loss"] = method_settings("probe", preset, changes).loss
+    jobs = tuple(_jobs(method, preset, changes, training, values["tune"]))
+    settings = convert_settings({**values, "method": method, "jobs": jobs}, Settings, where="settings")
+
+    given_origins = dict(origins)
     if options.get("device") == "auto":
-        given.pop("device", None)  # the machine decides, although the option was given
-    return replace(settings, origins=_origins(settings, given))
+        given_origins.pop("device", None)  # the machine decides, although the option was given
+    return replace(settings, origins=_origins(settings, given_origins))
+
+
+def _budget_in_seconds(budget: object, training: Mapping[str, Any]) -> object:
+    """Return a budget in seconds if it is a text such as 30m, and any other value unchanged; epochs exclude it."""
+    if budget is not None and "epochs" in training:
+        raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
+    if isinstance(budget, str):
+        return parse_duration(budget)
+    return budget
+
+
+def _valid_tune(tune: Any) -> Tune:
+    """Return the part of the encoder that is trained, or raise an error if there is no such part."""
+    if tune not in get_args(Tune):
+        raise SettingsError(f"tune={tune!r} is not valid; {suggestion(str(tune), get_args(Tune))}")
+    valid_tune: Tune = tune
+    return valid_tune
+
+
+def _with_default_encoder(encoder: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
+    """Return the settings of the encoder: those that are given, and the default name for a CPU or a GPU."""
+    default_name = CPU_ENCODER if on_cpu else GPU_ENCODER
+    settings = {"name": default_name, **encoder}
+    if encoder.get("weights") == "none":
+        settings["weights"] = None
+    return settings
 
 
 def _refuse_wrong_tables(options: Mapping[str, Any]) -> None:
