@@ -45,6 +45,9 @@ CONFIG_FILE = CONFIG.holding(Settings)
 def given_settings(options: Options) -> dict[str, Any]:
     """Return the settings that the given options set, in tables like those of a recipe.
 
+    An option declares the setting that it sets, as in `training.epochs`: the key `epochs` in the table `training`. An
+    option with the name of a field of the settings sets this field.
+
     >>> from probmcl.settings.declaration import options_of
     >>> from probmcl.settings.options import TrainOptions
     >>> given_settings(options_of(TrainOptions, {"epochs": 5, "seed": 1, "report": False}))
@@ -57,8 +60,8 @@ def given_settings(options: Options) -> dict[str, Any]:
             continue
         path = declared.option.sets
         if declared.name in stored:
-            path = declared.name  # such an option is itself a setting
-        if not path:
+            path = declared.name
+        if not path:  # the option is not a setting, such as one that only affects the output
             continue
         value = options.given[declared.name]
         if isinstance(value, Mapping):
@@ -287,7 +290,11 @@ def option_keys(options: Mapping[str, Any]) -> list[str]:
 
 
 def _origins(settings: Settings, given: Mapping[str, ValueOrigin]) -> dict[str, ValueOrigin]:
-    """Return the origin of every setting, given the origins of the options that were set."""
+    """Return the origin of every setting by its key, such as `training.epochs`; `given` has those of the options.
+
+    A setting without an option is a default, or `auto` if the machine or the budget determines it. The settings of a
+    job have keys such as `jobs.bce.training.epochs`.
+    """
     values = dataclasses.asdict(replace(settings, intensity=None))  # this one is a single setting, not a table
     del values["jobs"], values["origins"]
     origins: dict[str, ValueOrigin] = {}
