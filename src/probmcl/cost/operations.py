@@ -86,8 +86,10 @@ def prediction_operations(classifier: Classifier, image_size: int) -> Operations
 def count_operations(work: Callable[[], object]) -> Operations:
     """Count the operations that a function dispatches.
 
-    ptflops counts by module type and misses operations outside known modules. Here, every dispatched operation is
-    counted once. Tensors may be on the meta device.
+    `products` are the multiply-adds of matrix products and convolutions. `others` are the operations that ptflops
+    counts in addition, such as biases, normalization and activations. ptflops counts by module type and misses
+    operations outside known modules. Here, every dispatched operation is counted once. Tensors may be on the meta
+    device.
 
     >>> layer, row = nn.Linear(4, 3, device="meta"), torch.empty(1, 4, device="meta")
     >>> count_operations(lambda: layer(row).relu())
@@ -98,15 +100,16 @@ def count_operations(work: Callable[[], object]) -> Operations:
     # Without the fast path, transformer layers dispatch the same operations as in training instead of a fused one.
     mha.set_fastpath_enabled(False)
     try:
-        # The math kernel of attention consists of operations that torch can count on every device.
-        with sdpa_kernel(SDPBackend.MATH), _Contiguous(), counter:
+        # The math kernel of attention consists of operations that torch can count on every device. A linear layer with
+        # a contiguous input dispatches one operation with the bias in it; otherwise, the bias would not be counted.
+        with sdpa_kernel(SDPBackend.MATH), _ContiguousLinearInputs(), counter:
             work()
     finally:
         mha.set_fastpath_enabled(had_fast_path)
     return Operations(counter.products, counter.others)
 
 
-class _Contiguous(TorchFunctionMode):
+class _ContiguousLinearInputs(TorchFunctionMode):
     """Mode that makes the input of linear layers contiguous; otherwise the bias would be an uncounted sum."""
 
     def __torch_function__(
@@ -133,7 +136,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operation and count it. An operation without a rule is replaced by its parts, if it has any."""
+        """Run an operation of torch and add its count to `products` or `others`.
+
+        `flop_registry` has torch's formulas for matrix products and convolutions, and `RULES` has those for `others`.
+        An operation in neither is replaced by its parts, if it has any; they are counted instead.
+        """
         kwargs = kwargs or {}
         operation = func.overloadpacket  # the operation without its overload: `add` instead of `add.Tensor`
         is_counted = operation in flop_registry or operation in RULES

@@ -176,6 +176,8 @@ def _stages(name: str, image_size: int) -> tuple[Stage, ...]:
 def _find_stages(encoder: Encoder) -> tuple[Stage, ...]:
     """Return the stages in forward-pass order, up to the last one with enough parameters in and after it.
 
+    Enough is a share of `LEARNING_SHARE` of all parameters that affect the maps.
+
     Hooks in one forward pass note when a module of the model has finished, and when a stage is entered.
     """
     try:
@@ -268,7 +270,7 @@ def split_encoder(encoder: Encoder) -> SplitEncoder | None:
     last_stage = stages(encoder)[-1].module
     trunk = Trunk(encoder, last_stage)
     tail = copy.deepcopy(encoder).eval()
-    tail.fixed_statistics = True
+    tail.fixed_statistics = True  # its batch normalization stays in evaluation mode
     was_training = encoder.training
     encoder.eval()
     try:

@@ -11,7 +11,7 @@ from probmcl.data.records import Records
 from probmcl.errors import OptionError, RunWarning, SettingsError, check_range, counted
 from probmcl.methods import METHODS, find_method
 from probmcl.readers.options import DataSource
-from probmcl.run.budget import MAX_VIEWS, Costs, EpochPlan, Planner
+from probmcl.run.budget import MAX_VIEWS, Costs, EpochPlan, JobCost, Planner
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.runtime.distributed import world_size
 from probmcl.runtime.files import json_line
@@ -96,11 +96,16 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
 def make_jobs(
     methods: Sequence[MethodSpec], settings: Settings, *, images: int, views: int, trials: int, batch_size: int | None
 ) -> tuple[TrainingJob, ...]:
-    """Return a job for each method and trial; all see the same number of views, at most `views` of each image."""
+    """Return a job for each method and trial; all see the same number of views, at most `views` of each image.
+
+    The trials of a method differ in their factors on its default learning rate and weight decay. `batch_size` is the
+    number of images in a step; None keeps the default of each method. It may be reduced to the number of `images`, or
+    so that all methods can see the same number of views.
+    """
     if not 1 <= trials <= len(TRIALS):
         raise OptionError("trials", trials, f"must be between 1 and {len(TRIALS)}")
     defaults = {spec.name: Training(**default_training(spec.method, settings.tune)) for spec in methods}
-    default_steps: dict[str, StepSize] = {}
+    default_steps: dict[str, StepSize] = {}  # by the name of the method, (batch size, views of an image)
     for spec in methods:
         default_steps[spec.name] = (defaults[spec.name].batch_size, find_method(spec.method).n_views)
     used_steps = fair_steps(images, views, list(default_steps.values()), batch_size)
@@ -108,7 +113,8 @@ def make_jobs(
     jobs = []
     for spec in methods:
         used_batch_size, n_views = used_steps[default_steps[spec.name]]
-        base = replace(defaults[spec.name], epochs=views // n_views, views=total_views, batch_size=used_batch_size)
+        epochs = views // n_views  # an epoch has `n_views` views of each image
+        base = replace(defaults[spec.name], epochs=epochs, views=total_views, batch_size=used_batch_size)
         for trial, (rate_factor, decay_factor) in enumerate(TRIALS[:trials], start=1):
             training = replace(
                 base,
@@ -126,19 +132,23 @@ def views_per_round(methods: Sequence[MethodSpec]) -> int:
 
 
 def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
-    """Return the largest number of views that is a multiple of every step size, with at most `views` of each image.
+    """Return the largest number of views that every method can see in whole steps, with at most `views` of each image.
+
+    A step of a method has as many images as its batch, and `n_views` views of each image. `steps` lists the pairs
+    (batch, n_views). An epoch leaves out the last incomplete batch.
 
     >>> equal_views(1690, 12, [(64, 1), (128, 2)])  # 312 steps of 64 views, or 78 of 256
     19968
     """
-    possible_views = []  # of each step size, in whole epochs without the last incomplete batch
+    possible_views = []  # the most views for each step size
     for batch, n_views in steps:
         epochs = views // n_views
         steps_per_epoch = images // batch
         possible_views.append(epochs * steps_per_epoch * batch * n_views)
     step_views = [batch * n_views for batch, n_views in steps]
     unit = math.lcm(*step_views)
-    return min(possible_views) // unit * unit
+    whole_units = min(possible_views) // unit
+    return whole_units * unit
 
 
 def fair_steps(
@@ -146,8 +156,10 @@ def fair_steps(
 ) -> dict[StepSize, StepSize]:
     """Map the default step sizes and those in `steps` to the step sizes that are used.
 
-    Batch sizes are rounded to multiples of the number of processes and do not exceed the number of images. If different
-    batch sizes would waste many images, all methods use the smallest one. `batch_size` overrides all of them.
+    A step size is a pair: the number of images in a step, and the number of views of each image. Batch sizes are
+    rounded down to multiples of the number of processes and do not exceed the number of images. `batch_size` overrides
+    the default ones. All methods must see the same number of views, at most `views` of each image. If different batch
+    sizes would leave too many of these views unused, all methods use the smallest one.
 
     >>> fair_steps(100, 12, [])[128, 2]
     (64, 2)
@@ -176,41 +188,81 @@ def planner(
     one trial of each method. `make` returns the jobs for a given number of views. `spent_before` is the time spent
     before the first run, in seconds.
     """
-    round_views = views_per_round(methods)
-    first_trials = {job_key(spec.name, trial=1) for spec in methods}
+    return _ComparisonPlanner(budget, seeds, tuple(methods), make, seconds_before_first_run=spent_before)
 
-    def plan(costs: Costs, spent: float) -> EpochPlan:
-        """Plan as many rounds as fit the budget; `spent` is the time that the first run has taken so far."""
-        # The trials of later runs are not known yet; they are as expensive as the first ones.
-        later_jobs = [job for job in costs.jobs if job.key in first_trials]
-        all_jobs = [*costs.jobs, *later_jobs * (seeds - 1)]
-        tested = sum(job.tested for job in later_jobs)
-        fixed = spent_before + seeds * (spent + costs.shared + tested)
-        fixed += sum(job.once for job in all_jobs)
-        per_view = sum(job.epoch / job.n_views for job in all_jobs)
-        per_round = per_view * round_views
-        rounds = int((budget / SAFETY - fixed) // per_round)
-        if rounds < 1:
-            least = counted(round_views, "view of each image takes", "views of each image take")
-            needed_minutes = math.ceil(SAFETY * (fixed + per_round) / 60)
-            raise SettingsError(
-                f"a budget of {rough_duration(budget)} is too small for "
-                f"{counted(len(first_trials), 'method')} and {counted(seeds, 'seed')}: "
-                f"{least} about {rough_duration(60.0 * needed_minutes)}; "
-                f"increase it, or use fewer methods or seeds"
-            )
-        views = round_views * min(rounds, MAX_VIEWS // round_views)
-        jobs = make(views)
-        total_views = jobs[0].training.views
-        seconds = fixed + per_view * views
+
+@dataclass(frozen=True)
+class _ComparisonPlanner:
+    """The planner of `planner`, which is called with the costs of the first run."""
+
+    budget: float  # seconds for the whole comparison
+    seeds: int  # number of runs
+    methods: tuple[MethodSpec, ...]
+    make_jobs: MakeJobs
+    seconds_before_first_run: float
+
+    def __call__(self, costs: Costs, spent: float) -> EpochPlan:
+        """Plan as many rounds of training as the budget of the comparison allows.
+
+        In a round, every job sees the same number of views of each image.
+
+        Args:
+            costs: the time that each job and the shared parts of a run take.
+            spent: the time that the first run has taken so far, in seconds.
+        """
+        trained_jobs = self._jobs_of_all_runs(costs)
+        fixed_seconds = self._fixed_seconds(costs, spent, trained_jobs)
+        seconds_per_view = sum(job.epoch / job.n_views for job in trained_jobs)  # an epoch has `n_views` of each image
+        views_of_a_round = views_per_round(self.methods)
+        seconds_per_round = seconds_per_view * views_of_a_round
+        affordable_rounds = int((self.budget / SAFETY - fixed_seconds) // seconds_per_round)
+        if affordable_rounds < 1:
+            raise self._too_small_budget(fixed_seconds + seconds_per_round)
+        most_rounds = MAX_VIEWS // views_of_a_round
+        views = views_of_a_round * min(affordable_rounds, most_rounds)
+
+        jobs = self.make_jobs(views)
+        total_views = jobs[0].training.views  # the same in all jobs
+        seconds = fixed_seconds + seconds_per_view * views
         message = (
             f"plan: every method sees {total_views:,} images ({counted(views, 'view')} of each image); "
-            f"{counted(len(costs.jobs), 'training job')} and {counted(seeds, 'seed')} take about "
+            f"{counted(len(costs.jobs), 'training job')} and {counted(self.seeds, 'seed')} take about "
             f"{rough_duration(seconds)}"
         )
         return EpochPlan({job.key: job.training.epochs for job in jobs}, (message,), total_views)
 
-    return plan
+    def _first_trials(self, costs: Costs) -> list[JobCost]:
+        """Return the cost of the first trial of each method.
+
+        A later run trains one trial of each method. It is chosen in the first run, so it is not known yet, but it takes
+        as long as the first trial.
+        """
+        keys = {job_key(spec.name, trial=1) for spec in self.methods}
+        return [job for job in costs.jobs if job.key in keys]
+
+    def _jobs_of_all_runs(self, costs: Costs) -> list[JobCost]:
+        """Return the cost of every job: all trials in the first run, and one trial of each method in each later run."""
+        later_runs = self.seeds - 1
+        return [*costs.jobs, *self._first_trials(costs) * later_runs]
+
+    def _fixed_seconds(self, costs: Costs, spent: float, trained_jobs: Sequence[JobCost]) -> float:
+        """Return the time that all runs take in addition to the training steps."""
+        seconds_for_test = sum(job.tested for job in self._first_trials(costs))  # only one trial of a method is tested
+        seconds_per_run = spent + costs.shared + seconds_for_test
+        fixed_seconds = self.seconds_before_first_run + self.seeds * seconds_per_run
+        return fixed_seconds + sum(job.once for job in trained_jobs)  # the probes, and the scores on validation
+
+    def _too_small_budget(self, needed_seconds: float) -> SettingsError:
+        """Return the error about a budget that is too small for one round, which needs this many seconds."""
+        least = counted(views_per_round(self.methods), "view of each image takes", "views of each image take")
+        needed_minutes = math.ceil(SAFETY * needed_seconds / 60)
+        n_methods = len({spec.name for spec in self.methods})
+        return SettingsError(
+            f"a budget of {rough_duration(self.budget)} is too small for "
+            f"{counted(n_methods, 'method')} and {counted(self.seeds, 'seed')}: "
+            f"{least} about {rough_duration(60.0 * needed_minutes)}; "
+            f"increase it, or use fewer methods or seeds"
+        )
 
 
 def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[str]) -> list[CandidateId]:

@@ -59,12 +59,16 @@ def summarize(
 ) -> tuple[Row, ...]:
     """Return one row for each classifier, given the results of all runs, including those of the frozen probe.
 
+    A row has two differences in test mAP: the gain over the frozen probe, and the lead of the best method over the
+    classifier. Each method is represented by one of its heads, the better one on validation. Only these heads have
+    p-values, which are corrected for the number of methods.
+
     `groups` lists the group of each test image; None resamples single images. `advance` is called after each result.
     """
     classifiers = _by_title(results, groups, advance)
     frozen = next(result.title for result in results if result.head == "frozen")
     others = {title: seeds for title, seeds in classifiers.items() if title != frozen}
-    representing = _better_heads(others)
+    representing = _better_heads(others)  # the titles of one head of each method
     best = max(representing, key=lambda title: others[title].validation, default=None)
     gains = {title: _difference(seeds, classifiers[frozen]) for title, seeds in others.items()}
     leads: dict[str, _Difference] = {}  # of the best method over each of the others
@@ -76,7 +80,8 @@ def summarize(
     for title, seeds in classifiers.items():
         gain = corrected_gains.get(title, _Difference())
         behind = corrected_leads.get(title, _Difference())
-        rows.append(_row(seeds, title in representing, gain, behind))
+        represents_method = title in representing
+        rows.append(_row(seeds, represents_method, gain, behind))
     return tuple(rows)
 
 
@@ -140,7 +145,8 @@ def _corrected(differences: Mapping[str, _Difference], titles: Collection[str]) 
 def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference) -> Row:
     """Return the row of a classifier: the means of its results over its seeds, and two differences in mAP.
 
-    `gain` is its lead over the frozen probe, and `behind` the lead of the best method over it.
+    `gain` is its lead over the frozen probe, and `behind` the lead of the best method over it. `best_head` tells
+    whether it is the head that represents its method.
     """
     results = list(seeds.results.values())
     last = results[-1]

@@ -223,7 +223,8 @@ def _explain_images(
     map_columns = assigned_columns
     if columns is not None:
         map_columns = [list(columns)] * len(batch.rows)
-    maps = np.asarray(result.maps(_padded(map_columns).to(device)).cpu())  # (K, J, h, w)
+    padded_columns = _padded(map_columns).to(device)  # (K, J), since images may have different numbers of labels
+    maps = np.asarray(result.maps(padded_columns).cpu())  # (K, J, h, w)
 
     explained = {}
     images = zip(batch.rows, map_columns, maps, assigned_columns, probabilities, strict=True)

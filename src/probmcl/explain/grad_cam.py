@@ -49,9 +49,11 @@ class ForwardPass:
 
         Reference: Selvaraju et al., Grad-CAM, ICCV 2017, Eq. 1 and 2; Zhou et al., CAM, CVPR 2016, for the linear form.
         """
-        features = self.encoder.to_maps(self.layers[0].detach())
-        if self.weight is not None:
-            importance = self.weight[columns] / features[0, 0].numel()
+        last_layer = self.layers[0]
+        features = self.encoder.to_maps(last_layer.detach())  # A, (N, K, h, w)
+        if self.weight is not None:  # the logits are linear in the mean of the maps
+            positions = features[0, 0].numel()
+            importance = self.weight[columns] / positions
             return _weighted(features, importance)
         if columns.numel() == 0:
             return features.new_zeros(*columns.shape, *features.shape[2:])

@@ -74,7 +74,11 @@ def _new_stem(stem: str, used: set[str]) -> str:
 
 
 def draw_sheet(photo: Image.Image, runs: Mapping[str, Explanation], captions: Mapping[str, str]) -> bytes:
-    """Draw a photograph and the heat maps of its labels, one row per run, as a PNG file."""
+    """Draw a photograph and the heat maps of its labels as a PNG file.
+
+    A row of the page has the photograph, then the heat maps of a block of labels by one run. Each block has a row per
+    run. Sizes are in pixels.
+    """
     from matplotlib.figure import Figure
 
     photo = _scaled(photo)
@@ -90,10 +94,13 @@ def draw_sheet(photo: Image.Image, runs: Mapping[str, Explanation], captions: Ma
     for number, (run, explanation, block) in enumerate(rows):
         # Positions are fractions of the page, from the lower left. A layout engine would take most of the time.
         bottom = 1 - ((number + 1) * cell_height) / page_height
+        width = photo.width / page_width
+        height = photo.height / page_height
         axes = []
         for column in range(1 + len(block)):
-            left = (MARGIN + column * cell_width + (cell_width - photo.width) // 2) / page_width
-            axes.append(figure.add_axes((left, bottom, photo.width / page_width, photo.height / page_height)))
+            left_of_cell = MARGIN + column * cell_width
+            left = (left_of_cell + (cell_width - photo.width) // 2) / page_width
+            axes.append(figure.add_axes((left, bottom, width, height)))
         _draw_row(axes, photo, explanation, block, captions)
         if len(runs) > 1:
             axes[0].set_ylabel(_drawable(run), parse_math=False, fontsize=11)

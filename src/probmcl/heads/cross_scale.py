@@ -40,10 +40,14 @@ class ThreeScales(nn.Module):
     def forward(
         self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]
     ) -> tuple[Float[Tensor, "N W h1 w1"], Float[Tensor, "N W h2 w2"], Float[Tensor, "N W h3 w3"]]:
-        """Return the three scales from fine to coarse."""
+        """Return the three scales from fine to coarse.
+
+        The fine scale comes from the input of the last stage (`entering`), the others from its output (`last`).
+        """
         fine = self.fine(entering)
         middle = self.middle(last)
-        pad_rows, pad_columns = (int(side < KERNEL) for side in last.shape[2:])  # 1 or 0 positions at both ends
+        # A side that is smaller than the kernel of the coarse convolution gets one position at both ends.
+        pad_rows, pad_columns = (int(side < KERNEL) for side in last.shape[2:])
         padded = pad(last, (pad_columns, pad_columns, pad_rows, pad_rows))
         coarse = self.coarse(padded)
         if self.normalize:

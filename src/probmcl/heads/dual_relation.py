@@ -73,7 +73,11 @@ class DualRelation(nn.Module):
         self.graph = ImageGraph(2 * width, 3 * width, classes)
 
     def forward(self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]) -> Relations:
-        """Return all three sets of logits; the constraint is used only in training."""
+        """Return three sets of logits: structural, semantic, and a constraint that is used only in training.
+
+        The structural ones come from the maxima of the transformed maps at three scales, the semantic ones from a graph
+        of classes, and the constraint from the highest scores of the last maps.
+        """
         scales = cross_scale(*self.scales(entering, last))
         transformed = [self.transformer(maps) for maps in scales]
         scores = self.scores(last)
@@ -86,7 +90,11 @@ class DualRelation(nn.Module):
     def _semantic(
         self, last: Float[Tensor, "N K h2 w2"], scores: Float[Tensor, "N C h2 w2"], transformed: list[Tensor]
     ) -> Float[Tensor, "N C"]:
-        """Return the logits of the image graph; no gradient reaches the transformed maps, from fine to coarse."""
+        """Return the logits of the image graph, whose nodes are one vector per class.
+
+        A node joins the class's vector in the last maps with that in the transformed maps. The mean of the transformed
+        maps guides the edges. `transformed` has the maps from fine to coarse; no gradient reaches them.
+        """
         means = [maps.detach().mean((2, 3)) for maps in transformed]
         guidance = torch.cat(means, 1)  # (N, 3W)
         _, middle, _ = transformed  # the scale of the scores

@@ -151,8 +151,13 @@ class LowRankConvolution(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, *, even: bool = True) -> None:
+        """Draw W₁ (`first`), W₂ (`second`) and the bias from uniform distributions with these bounds.
+
+        With `even`, the bounds preserve the variance of nodes after a leaky ReLU with the slope `SLOPE`. Otherwise,
+        they are those of the published code.
+        """
         super().__init__()
-        inner = max(32, (in_features + out_features) // 8)
+        inner = max(32, (in_features + out_features) // 8)  # the rank of the weights W₁ W₂
         if even:
             first_bound = math.sqrt(6 / (1 + SLOPE**2) / in_features)
             second_bound = math.sqrt(3 / inner)

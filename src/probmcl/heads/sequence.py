@@ -188,6 +188,8 @@ def set_logits(log_probabilities: Float[Tensor, "N T E"]) -> Float[Tensor, "N C"
     log_not_p = log_sum_of_others.where(most_probable, (-others.exp()).log1p())
 
     log_q = class_log_p.masked_fill(past, -math.inf).amax(1)
-    log_not_q = log_not_p.masked_fill(past, 0).amin(1)
-    log_odds = math.log(ODDS)
-    return (log_odds - log_not_q).where(emitted_labels(log_probabilities), log_q - log_odds)
+    log_not_q = log_not_p.masked_fill(past, 0).amin(1)  # log(1−q)
+    log_odds = math.log(ODDS)  # log 9
+    logit_if_emitted = log_odds - log_not_q
+    logit_of_others = log_q - log_odds
+    return logit_if_emitted.where(emitted_labels(log_probabilities), logit_of_others)

@@ -50,7 +50,8 @@ class ClassMapping:
     def labels(self, states: LabelStates) -> tuple[Float[ndarray, "N K"], Bool[ndarray, "N K"]]:
         """Return the 0/1 labels of the common classes and the mask of known labels.
 
-        If several classes in the data map to one, it is present if any is, absent if all are, and unknown otherwise.
+        `in_data` lists, for each common class, the indices of the classes in the data that map to it. If there are
+        several, the class is present if any of them is, absent if all of them are, and unknown otherwise.
 
         >>> states = LabelStates.from_states(np.array([[0, 1], [0, 0], [0, 2]], dtype=np.uint8))
         >>> labels, known = match_classes(["cat"], ["tabby", "cat"], {"tabby": "cat"}).labels(states)
@@ -58,7 +59,8 @@ class ClassMapping:
         ([1.0, 0.0, 0.0], [True, True, False])
         """
         columns = states.select_classes(np.concatenate(self.in_data))
-        # The columns that map to one class are adjacent, and `starts` has the first of them.
+        # The columns that map to one class are adjacent, and `starts` has the first of them. `reduceat` combines the
+        # columns from each start up to the next.
         widths = [len(indices) for indices in self.in_data]
         starts = np.cumsum([0, *widths[:-1]])
         labels = np.empty((len(states), len(self.in_data)), dtype=np.float32)

@@ -56,6 +56,7 @@ class Predictions:
     @overload
     def __getitem__(self, rows: Rows) -> Predictions: ...
     def __getitem__(self, rows: int | np.int64 | Rows) -> Prediction | Predictions:
+        """Return the prediction at a position, or those in a slice, at a list of positions or where a mask is True."""
         if rows is None or isinstance(rows, bool | str):
             raise TypeError(f"predictions[{rows!r}]: expected a position, a slice, a list of positions, or a mask")
         if isinstance(rows, tuple):

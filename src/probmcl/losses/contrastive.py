@@ -136,6 +136,17 @@ def balanced_weight(
         raise ValueError("a balanced weight needs `features` that require gradients; under no_grad, use a number")
     likelihood_norm = _gradient_norm(likelihood, features)
     contrast_norm = _gradient_norm(contrast, features)
+    return norm_ratio(likelihood_norm, contrast_norm)
+
+
+def norm_ratio(likelihood_norm: Float[Tensor, ""], contrast_norm: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    """Return the ratio of two gradient norms, the λ of `balanced_weight`.
+
+    It is at most `LARGEST_WEIGHT`, and 0 if the contrastive gradient is zero.
+
+    >>> norm_ratio(torch.tensor(6.0), torch.tensor(2.0)), norm_ratio(torch.tensor(6.0), torch.tensor(0.0))
+    (tensor(3.), tensor(0.))
+    """
     ratio = likelihood_norm / contrast_norm
     return ratio.where(contrast_norm > 0, 0).clamp(max=LARGEST_WEIGHT)
 

@@ -115,7 +115,9 @@ class ProjectedContrast(Method, ABC):
 def label_overlap(
     labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None, *, n_views: int, kind: Overlap = "jaccard"
 ) -> Float[Tensor, "M P"]:
-    """Return the overlap of the local rows with the rows of all processes, both in the order v·N + i.
+    """Return the overlap of the local rows with the rows of all processes.
+
+    Row v·N + i of a process is view v of its image i. All views of an image have its labels.
 
     >>> label_overlap(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), None, n_views=1)
     tensor([[1.0000, 0.5000],
@@ -202,7 +204,7 @@ def collapse_statistics(
     *,
     n_views: int,
 ) -> dict[str, Tensor]:
-    """Return scalar statistics that reveal a collapse in a contrastive step. Rows are in the order v·N + i.
+    """Return scalar statistics that reveal a collapse in a contrastive step. Row v·N + i is view v of image i.
 
     - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only with a mixture
     - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; it is 1 if every feature is ±1/√D in all coordinates

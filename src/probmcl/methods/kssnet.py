@@ -114,7 +114,11 @@ class KSSNet(LogitClassifier):
         return size**-0.5 if self.config.scale == "even" else 1.0
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Return the sum of both classifiers, on features computed with the lateral connections."""
+        """Return the sum of both classifiers, on features computed with the lateral connections.
+
+        The label embeddings E₁, E₂, … each modify the input of one stage of the encoder, and the last ones are used in
+        the classifier. If the encoder lacks a stage, its connection is not used.
+        """
         *stage_embeddings, class_embeddings = self.embeddings(self.vectors, self.graph)
         hooks = {}
         for stage, connection, embeddings in zip(self._entrances, self.connections, stage_embeddings, strict=True):

@@ -114,7 +114,7 @@ class ProbeGrid(Method):
         self.bias = nn.Parameter(probe.linear.bias.detach().repeat(count, 1))  # (K, C)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the sum of the losses of all probes."""
+        """Return the sum of the losses of all K probes, which are computed as one classifier with K·C classes."""
         count = len(self.weight)
         features = (views.flatten(0, 1) - self.probe.shift) / self.probe.scale  # (N, D)
         logits = nn.functional.linear(features, self.weight.flatten(0, 1), self.bias.flatten())  # (N, K C)

@@ -14,6 +14,7 @@ from probmcl.encoders import AnyEncoder
 from probmcl.errors import check_range, counted
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
 from probmcl.losses.binary import Reduction
+from probmcl.losses.contrastive import norm_ratio
 from probmcl.losses.per_label import present
 from probmcl.methods.base import Classifier, Known, Labels, Logits, MethodOrigin, Step, Views, rescale_for_ddp
 from probmcl.methods.contrast import (
@@ -264,7 +265,11 @@ class ProbMCL(Classifier):
 def _balanced_weight(
     likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], features: Float[Tensor, "M D"]
 ) -> Float[Tensor, ""]:
-    """Return the λ that gives both terms the same gradient norm, over the features of all processes."""
+    """Return λ = ‖∂L_NLL/∂h‖ / ‖∂L_PCL/∂h‖, where h are the features of the rows of all processes.
+
+    With several processes, each one has only the gradient of its own M rows. The norm over all rows is the norm of the
+    vector that has one norm per process.
+    """
     if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
     norms = []
@@ -272,12 +277,8 @@ def _balanced_weight(
         (gradient,) = torch.autograd.grad(term, features, retain_graph=True)
         norms.append(gradient.norm())
     norms_of_processes = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
-    likelihood_norms = norms_of_processes[:, :1]
-    contrast_norms = norms_of_processes[:, 1:]
-    # The norm of a full gradient is the norm of the vector of its per-process norms. The two losses below are linear in
-    # x, and their gradients are these two vectors.
-    x = torch.zeros_like(likelihood_norms, requires_grad=True)
-    return balanced_weight((x * likelihood_norms).sum(), (x * contrast_norms).sum(), x)
+    likelihood_norms, contrast_norms = norms_of_processes.T.contiguous()  # (processes,) each
+    return norm_ratio(likelihood_norms.norm(), contrast_norms.norm())
 
 
 def _network(features: int, classes: int, config: Config) -> MixtureDensityNetwork:

@@ -73,11 +73,15 @@ class SRN(Classifier):
         )
 
     def branches(self, images: Float[Tensor, "M *image"]) -> Branches:
-        """Return the logits of all branches from one pass through the encoder."""
+        """Return the logits of all branches from one pass through the encoder.
+
+        The plain logits are those of a linear classifier. The attended ones are the confidences of each class, weighted
+        by its attention over the maps, and the regularized ones are computed from these weighted attention maps.
+        """
         stage_inputs: list[Tensor] = []
         with hook_stage_inputs(self.encoder, {self.stage: stage_inputs.append}):
             plain = self.linear(self.encoder(images))
-        (maps,) = stage_inputs
+        (maps,) = stage_inputs  # the input of the last stage
         attention, confidence = self.attention(maps)
         regularized = self.regularization(weighted_attention(attention, confidence))
         attended = attended_confidence(attention, confidence)

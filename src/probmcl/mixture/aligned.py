@@ -116,10 +116,15 @@ class _Aligned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dim: int, symmetric: bool, *tensors: Tensor) -> Tensor:
+        """Return Σ_k w_ik w'_jk κ_k(i, j) of shape (M, P), where κ_k compares component k of row i with that of row j.
+
+        `tensors` are the weights, means and variances of M mixtures, then those of P mixtures, with the class k as the
+        first axis. If `symmetric`, both are the same.
+        """
         ctx.dim, ctx.symmetric = dim, symmetric
         ctx.save_for_backward(*tensors)
         a, b = _ByClass(*tensors[:3]), _ByClass(*tensors[3:])
-        similarity = a.weight.new_zeros(a.weight.shape[1], b.weight.shape[1])
+        similarity = a.weight.new_zeros(a.weight.shape[1], b.weight.shape[1])  # (M, P)
         for classes in _blocks(a, b):
             pairs = _compare(a.block(classes), b.block(classes), dim)
             similarity += pairs.weighted_sum()
@@ -128,9 +133,14 @@ class _Aligned(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the weights, means and variances of both sides; κ is computed again for each block.
+
+        If the same mixtures are on both sides, those of side `a` get the gradients of both.
+        """
         a, b = _ByClass(*ctx.saved_tensors[:3]), _ByClass(*ctx.saved_tensors[3:])
-        needs_b = not ctx.symmetric and any(ctx.needs_input_grad[5:])
-        if ctx.symmetric:  # the same mixtures are on both sides
+        tensors_of_b = slice(5, None)  # of the inputs: after `dim`, `symmetric` and the three tensors of `a`
+        needs_b = not ctx.symmetric and any(ctx.needs_input_grad[tensors_of_b])
+        if ctx.symmetric:  # a mixture is row i of the similarity, and also column i
             grad = grad + grad.T
         blocks_a, blocks_b = [], []
         for classes in _blocks(a, b):
@@ -163,7 +173,11 @@ class _Pairs:
         return (self.kappa * self.a.weight[:, :, None] * self.b.weight[:, None, :]).sum(0)
 
     def gradients(self, grad: Float[Tensor, "M P"]) -> _ByClass:
-        """Return the gradients for the weights, means and variances of `a`."""
+        """Return the gradients of the weights, means and variances of `a`, given dL/dSim as `grad`.
+
+        With F = (dL/dSim_ij) w_ik w'_jk κ, d = m − m' and S = v + v', they are dw = Σ F/w, dm = −Σ F d/S and
+        dv = Σ F [d²/2S² + n(v' − v)/(4vS)], summed over the rows j of `b`.
+        """
         weighted_kappa = self.kappa * grad * self.b.weight[:, None, :]  # F/w
         f_over_s = weighted_kappa * self.a.weight[:, :, None] / (0.5 * self.twice_sum)  # F/S
         f_over_s64 = to_float64(f_over_s)
@@ -176,7 +190,11 @@ class _Pairs:
 
 
 def _compare(a: _ByClass, b: _ByClass, dim: int) -> _Pairs:
-    """Compute κ and the terms of its exponent for all pairs of rows, with exponents in float64."""
+    """Compute κ = exp(−n · variance term − d²/2S) for all pairs of rows in each class, with exponents in float64.
+
+    Here d = m − m' is the difference of the means, and S = v + v' is the sum of the variances. The terms that the
+    gradient needs are kept.
+    """
     dtype = a.variance.dtype
     variance_a, variance_b = to_float64(a.variance)[:, :, None], to_float64(b.variance)[:, None, :]
     twice_sum = 2 * (variance_a + variance_b)

@@ -232,6 +232,7 @@ def prune_components(p: IsotropicMixture, dtype: torch.dtype) -> Components:
     computations over pairs or nodes much cheaper. The number of kept components is a multiple of 8. Nothing is dropped
     if that would save less than a fifth of the components.
     """
+    # The values are those of `log_norms`. The function only removes rounding errors from their gradient.
     log_norm: Tensor = _ScaleFree.apply(log_norms(p))  # type: ignore[no-untyped-call]
     unpruned = Components(log_norm.to(dtype), p.mean.to(dtype), p.variance.to(dtype))
     rows, components = log_norm.shape

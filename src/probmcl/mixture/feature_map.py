@@ -72,6 +72,7 @@ class _Cosines(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor | None) -> Tensor:
+        """Return the cosines (M, P) of the rows of `a` (M, Q) and `b` (P, Q); without `b`, those of `a` with itself."""
         # Both lengths come first: they need a temporary copy in float64, and no unit vectors exist yet.
         length_a = _lengths(a)
         length_b = length_a if b is None else _lengths(b)
@@ -90,8 +91,9 @@ class _Cosines(torch.autograd.Function):
     @once_differentiable
     @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of `a` and `b`; None for one that needs none. `grad` is dL/dcos of shape (M, P)."""
         unit_a, unit_b, length_a, length_b, cosine = ctx.saved_tensors
-        if ctx.symmetric:  # the same vectors are on both sides
+        if ctx.symmetric:  # a vector is row i of the cosines, and also column i
             return _gradient_of_vectors(grad + grad.T, cosine, unit_a, length_a, unit_a), None
         needs_a, needs_b = ctx.needs_input_grad
         grad_a = grad_b = None
@@ -139,6 +141,11 @@ class _Features(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, grid: Grid, *tensors: Tensor) -> Tensor:
+        """Return the feature vector of each row (M, Q): the sum of its components at the Q nodes of the grid.
+
+        `tensors` are ω, μ and v of the components, each of shape (M, K). A few rows and components are summed at a
+        time to limit memory.
+        """
         ctx.grid = grid
         ctx.save_for_backward(*tensors)
         c = Components(*tensors)
@@ -153,6 +160,12 @@ class _Features(torch.autograd.Function):
     @once_differentiable
     @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of ω, μ and v, given the gradient dP of the feature vectors (M, Q).
+
+        With the profiles a along the line and g across it, t = (u − x)/√(2v), x = √n μ and the log-distance ξ from the
+        peak of g, they are dω = ⟨dP, ag⟩, dμ = √(2n/v) ⟨dP, t ag⟩ and
+        dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v.
+        """
         grid, c = ctx.grid, Components(*ctx.saved_tensors)
         profiles = _profiles(c, grid)
         nodes = _nodes(grid, profiles.height)
@@ -165,7 +178,7 @@ class _Features(torch.autograd.Function):
             across[rows, components] = moments.across
         d_mean = (2 * grid.dim / c.variance).sqrt() * first  # dx/dμ = √n
         d_variance = (second - grid.power * zeroth + across) / c.variance
-        return None, zeroth, d_mean, d_variance
+        return None, zeroth, d_mean, d_variance  # of the grid, ω, μ and v
 
 
 class _Profiles(NamedTuple):
@@ -206,14 +219,19 @@ class _Moments(NamedTuple):
 
 
 def _profiles(c: Components, grid: Grid) -> _Profiles:
-    """Compute the shapes of components in float64, because √n μ and ω are large and only their decimals matter."""
+    """Compute the shape of each component in units of the grid: its height, position, width and log-distance.
+
+    The computation is in float64, because √n μ and ω are large and only their decimals matter. Along the line, a
+    component is a Gaussian with the mean x = √n μ and the variance v. Across it, the peak is at the log-distance
+    `middle`.
+    """
     dtype = c.variance.dtype
     mean, variance = to_float64(c.mean), to_float64(c.variance)
     power, step = grid.power, grid.along.step
 
     position = math.sqrt(grid.dim) * mean - grid.along.first  # x, measured from the first node
     nearest_node = (position / step).round()
-    width = (2 * variance).sqrt()
+    width = (2 * variance).sqrt()  # √2 σ
     offset = (nearest_node * step - position) / width
 
     # The quadrature multiplies both a and g by step^(2 · power), the root of the step if components have unit norm.
@@ -298,9 +316,11 @@ def _sum_of_components(profiles: _Profiles, nodes: _Nodes) -> Float[Tensor, "R Q
 
 
 def _moments(grad: Float[Tensor, "R Q"], profiles: _Profiles, nodes: _Nodes) -> _Moments:
-    """Return the inner products of the gradient with every component of a block.
+    """Return ⟨dP, f a g⟩ for the gradient dP of the feature vectors, every component of a block, and four factors f.
 
-    All but one are summed over y first, which is a matrix product, and then over u. The last one is summed in the
+    a(u) and g(y) are the profiles of a component along and across the line. The factors are 1, t and t² with
+    t = (u − x)/√(2v), and s (e^2ξ − 1), where s is the sharpness and ξ is the log-distance from the peak of g. All but
+    the last are summed over y first, which is a matrix product, and then over u. The last one is summed in the
     opposite order.
     """
     along, t = _profile_along(profiles, nodes)

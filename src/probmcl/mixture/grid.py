@@ -81,13 +81,16 @@ class Grid:
 def grid_for(sides: list[Components], dim: int, *, kind: Normalization = "norm", step: float = 1.0) -> Grid | None:
     """Return the smallest grid that covers all components, or None if a parameter is not finite.
 
+    A component with the mean μ·1 depends on two coordinates: the position along the line spanned by **1**, and the
+    log-distance from this line. In one dimension there is only the first.
+
     Components are sampled with unit norm or unit mass, depending on `kind`. `step` multiplies the steps that are
     sufficient for inner products of unit-norm components.
     """
     error = ERROR[sides[0].variance.dtype]
     power = POWER[kind]
     bounds_of_sides = torch.stack([_bounds(side, dim, error, power) for side in sides])
-    bounds = bounds_of_sides.amin(0).tolist()
+    bounds = bounds_of_sides.amin(0).tolist()  # the upper ends are negated, so the minimum covers all sides
     if not all(map(math.isfinite, bounds)):
         return None
     narrowest, left, minus_right, low, minus_high = bounds
@@ -117,6 +120,7 @@ def _bounds(c: Components, dim: int, error: float, power: float) -> Float[Tensor
 
     position = math.sqrt(dim) * mean
     deviation = variance.sqrt()
+    # Along the line, the squared norm or mass falls as exp(−distance² / (4 · power · v)). At `reach`, it is e^−depth.
     reach = (4 * power * depth).sqrt() * deviation
     left, right = position - reach, position + reach
     if dim == 1:

@@ -198,6 +198,11 @@ class _Coefficients(torch.autograd.Function):
         means: Float[Tensor, "P C d"],
         variances: Float[Tensor, "P C d"],
     ) -> Float[Tensor, "T P"]:
+        """Return exp(−s D_B) of T kernels with the kernel of the same class in each of P mixtures; s is `scale`.
+
+        D_B = Σ_t [variance term + (m_t − m'_t)² / 4S_t] with S_t = v_t + v'_t, over the d coordinates. `label` is the
+        class of each of the T kernels. `mean` and `variance` are theirs, `means` and `variances` those of the mixtures.
+        """
         coefficients = mean.new_empty(len(mean), len(means))
         for rows in _blocks(mean, means):
             classes = label[rows]
@@ -212,6 +217,11 @@ class _Coefficients(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the means and variances of the T kernels, and of those of the P mixtures.
+
+        With F = (dL/dBC) s BC, δ = m − m' and S = v + v', they are dm = −Σ F δ/2S and
+        dv = Σ F [δ²/4S² + (v' − v)/(4vS)]. For the mixtures, the signs of δ and v' − v are reversed.
+        """
         label, mean, variance, means, variances, coefficients = ctx.saved_tensors
         quarter_f = (ctx.scale / 4 * grad * coefficients)[:, :, None]  # F/4
         d_mean, d_variance = torch.zeros_like(mean), torch.zeros_like(variance)
@@ -228,7 +238,7 @@ class _Coefficients(torch.autograd.Function):
             d_variance[rows] = (square_terms + variance_terms / v).sum(1)
             d_means.index_add_(1, classes, mean_terms.transpose(0, 1))
             d_variances.index_add_(1, classes, (square_terms - variance_terms / v_others).transpose(0, 1))
-        return None, None, d_mean, d_variance, d_means, d_variances
+        return None, None, d_mean, d_variance, d_means, d_variances  # `scale` and `label` have no gradient
 
 
 def _same_class(values: Float[Tensor, "P C d"], classes: Int[Tensor, "R"]) -> Float[Tensor, "R P d"]:

@@ -42,22 +42,32 @@ class _Inner(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dim: int, symmetric: bool, *tensors: Tensor) -> Tensor:
+        """Return G_ij = Σ_kl exp(ω_ik + ω'_jl) κ_kl of shape (B, R, P), summed over one tile of pairs at a time.
+
+        `tensors` are ω, μ, v of shape (B, R, K), then ω', μ', v' of shape (B, P, K'). If `symmetric`, they are equal,
+        and only tiles on and above the diagonal of G are computed.
+        """
         ctx.dim, ctx.symmetric = dim, symmetric
         ctx.save_for_backward(*tensors)
         a, b = Components(*tensors[:3]), Components(*tensors[3:])
         batches, rows_a, _ = a.mean.shape
         inner = a.mean.new_zeros(batches, rows_a, b.mean.shape[1])
         for part in _parts(a, b, symmetric):
-            batch, rows, columns, _ = part
-            block = _tile(a, b, part, dim).product.sum((3, 4))
+            batch, rows, columns, _ = part  # slices; all parts with the same rows and columns add to the same block
+            block = _tile(a, b, part, dim).product.sum((3, 4))  # over the components of both sides
             inner[batch, rows, columns] += block
             if symmetric and rows != columns:
-                inner[batch, columns, rows] += block.mT
+                inner[batch, columns, rows] += block.mT  # the block on the other side of the diagonal
         return inner
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of ω, μ, v and of ω', μ', v', given dL/dG; the tiles are computed again.
+
+        If both sides are the same tensors, each pair (i, j) above the diagonal stands for (i, j) and (j, i). Its
+        gradients are then those of G_ij and G_ji together.
+        """
         a, b = Components(*ctx.saved_tensors[:3]), Components(*ctx.saved_tensors[3:])
         grad_a = [torch.zeros_like(x) for x in a]
         # If both sides are the same, the gradients of both are added up in one place.
@@ -73,7 +83,7 @@ class _Inner(torch.autograd.Function):
             for total, addend in zip(grad_b, tile_b, strict=True):
                 total[batch, columns] += addend
         if ctx.symmetric:
-            return None, None, *grad_a, None, None, None
+            return None, None, *grad_a, None, None, None  # of `dim`, `symmetric`, `a` and `b`
         return None, None, *grad_a, *grad_b
 
 
@@ -87,25 +97,39 @@ class _Part(NamedTuple):
 
 
 def _parts(a: Components, b: Components, symmetric: bool) -> Iterator[_Part]:
-    """Divide all pairs of components into parts of at most `TILE` pairs; `symmetric` skips those below the diagonal."""
+    """Divide all pairs of components of `a` and `b` into parts of at most `TILE` pairs.
+
+    `a.mean` has the shape (batches, rows, components), and `b.mean` has the shape (batches, columns, components). A
+    part always has all components of its columns. If `symmetric`, both sides are the same and there is one batch; the
+    parts below the diagonal are left out.
+    """
     batches, rows, components = a.mean.shape
-    _, columns, other_components = b.mean.shape
-    component_slices = slices(components, max(1, TILE // other_components))
-    row_pairs = max(1, TILE // (components * other_components))  # pairs of rows that fit into a tile
+    _, columns, components_of_column = b.mean.shape
+
+    # A single row and column may already have more than `TILE` pairs. Then the components of the row are divided, too.
+    components_per_part = max(1, TILE // components_of_column)
+    component_slices = slices(components, components_per_part)
+
+    # The number of pairs of a row and a column for which a part has room.
+    row_pairs_per_part = max(1, TILE // (components * components_of_column))
 
     if symmetric:
-        all_batches = slice(0, batches)  # there is one batch
-        row_slices = slices(rows, math.isqrt(row_pairs))
+        all_batches = slice(0, batches)
+        # Rows and columns are divided at the same places, so each part lies on, above or below the diagonal.
+        rows_per_part = math.isqrt(row_pairs_per_part)
+        row_slices = slices(rows, rows_per_part)
         for upper, lower in itertools.combinations_with_replacement(row_slices, 2):
             for component_slice in component_slices:
                 yield _Part(all_batches, upper, lower, component_slice)
         return
 
-    step_columns = min(columns, row_pairs)
-    step_rows = min(rows, max(1, row_pairs // step_columns))
-    step_batches = max(1, row_pairs // (step_columns * step_rows))
-    batch_slices, row_slices = slices(batches, step_batches), slices(rows, step_rows)
-    column_slices = slices(columns, step_columns)
+    # The room is filled with columns first, then with rows that have all these columns, and then with batches.
+    columns_per_part = min(columns, row_pairs_per_part)
+    rows_per_part = min(rows, row_pairs_per_part // columns_per_part)
+    batches_per_part = row_pairs_per_part // (columns_per_part * rows_per_part)
+    batch_slices = slices(batches, batches_per_part)
+    row_slices = slices(rows, rows_per_part)
+    column_slices = slices(columns, columns_per_part)
     for part in itertools.product(batch_slices, row_slices, column_slices, component_slices):
         yield _Part(*part)
 
@@ -124,6 +148,7 @@ class _Tile:
     """
 
     def __init__(self, a: Components, b: Components, dim: int) -> None:
+        """Compute `product` for all pairs, where log κ = −n [variance term + d²/2S] with d = μ − μ' and S = v + v'."""
         log_a, mean_a, self.v_a = (x[:, :, None, :, None] for x in a)
         log_b, mean_b, self.v_b = (x[:, None, :, None, :] for x in b)
         self.dim = dim
@@ -136,21 +161,26 @@ class _Tile:
         self.product *= log_b.exp()
 
     def gradients(self, grad: Float[Tensor, "B R P"]) -> tuple[Components, Components]:
-        """Return the contribution of this tile to the gradients of ω, μ, v and of ω', μ', v'."""
+        """Return the contribution of this tile to the gradients of ω, μ, v (side a) and of ω', μ', v' (side b).
+
+        With F = `grad` exp(ω + ω') κ, d = μ − μ' and S = v + v', they are dω = ΣF, dμ = −n Σ F d/S and
+        dv = (n/2) Σ F [d²/S² + (v' − v)/(2vS)]. The tensors over pairs have the axes (batch, row of a, row of b,
+        component of a, component of b).
+        """
         weighted = self.product * grad[:, :, :, None, None]  # F
         slope = self.shift / self.sum  # d/S
         mean_pairs = weighted * slope  # F d/S
         square_pairs = mean_pairs * slope  # F d²/S²
         variance_pairs = weighted * (self.v_b - self.v_a) / (2 * self.sum)  # F (v' − v)/2S
 
-        over_b = (2, 4)  # the axes of columns and their components
+        over_b = (2, 4)  # the axes of the rows of b and their components
         v_a = self.v_a[:, :, 0, :, 0]
         gradient_a = Components(
             log_norm=weighted.sum(over_b),
             mean=-self.dim * mean_pairs.sum(over_b),
             variance=self.dim / 2 * (square_pairs.sum(over_b) + variance_pairs.sum(over_b) / v_a),
         )
-        over_a = (1, 3)  # the axes of rows and their components; d and v' − v change their signs
+        over_a = (1, 3)  # the axes of the rows of a and their components; for b, d and v' − v change their signs
         v_b = self.v_b[:, 0, :, 0, :]
         gradient_b = Components(
             log_norm=weighted.sum(over_a),

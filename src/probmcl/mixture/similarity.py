@@ -241,7 +241,11 @@ def _cost_of_pairs(sides: list[Components]) -> float:
 
 
 def _cost_of_features(sides: list[Components], grid: Grid) -> float:
-    """Estimate the cost of feature vectors and their inner products, in multiply-adds of a matrix product."""
+    """Estimate the cost of feature vectors and their inner products, in multiply-adds of a matrix product.
+
+    A component is evaluated at the nodes of each axis, at `VALUE_COST` per value. The products of these values are then
+    summed over the components at all nodes of the grid.
+    """
     nodes_of_axes = grid.along.nodes
     if grid.across:
         nodes_of_axes += grid.across.nodes

@@ -235,33 +235,34 @@ def _draw_legend(axes: Axes) -> None:
 def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> None:
     """Label every row near its mark, and the frozen probe at the less crowded end of its line.
 
-    All positions are in points, and a box is (left, bottom, right, top). A label overlaps no mark, no earlier label and
-    no line, if there is room.
+    All positions are in points, and a box is (left, bottom, right, top). If there is room, a label of a row overlaps
+    no mark, no earlier label, no error bar, and not the line of the frozen probe.
     """
-    frozen = comparison.frozen
     rows = _rows_with_mark(comparison)
-    best = comparison.methods[:1]
+    mark_positions = np.reshape([_place(axes, row, row.mAP) for row in rows], (-1, 2))  # x and y of each row
+    mark_boxes = np.hstack([mark_positions - MARK - 1, mark_positions + MARK + 1])
+    error_bar_boxes = _error_bars(axes, rows)
+
+    frozen = comparison.frozen
+    _, y_of_frozen = _place(axes, frozen, frozen.mAP)
+    frozen_label_box = _label_frozen(axes, frozen, y_of_frozen, np.vstack([mark_boxes, error_bar_boxes]))
+
     frame = np.array(axes.bbox.extents)
     left, _, right, _ = frame
-
-    _, line_of_frozen = _place(axes, frozen, frozen.mAP)
-    box_of_line = (left, line_of_frozen - 1, right, line_of_frozen + 1)
-    places = np.reshape([_place(axes, row, row.mAP) for row in rows], (-1, 2))
-    marks = np.hstack([places - MARK - 1, places + MARK + 1])
-    error_bars = _error_bars(axes, rows)
-    label_of_frozen = _label_frozen(axes, frozen, line_of_frozen, np.vstack([marks, error_bars]))
-
-    taken = np.vstack([marks, label_of_frozen])
-    lines = np.vstack([box_of_line, error_bars])
-    from_left_to_right = np.lexsort((places[:, 1], places[:, 0]))  # the last key, x, is the first to sort by
+    frozen_line_box = (left, y_of_frozen - 1, right, y_of_frozen + 1)
+    # A label on a mark or on another label is illegible, so it costs more than a label on a thin line.
+    thin_lines = np.vstack([frozen_line_box, error_bar_boxes])
+    marks_and_labels = np.vstack([mark_boxes, frozen_label_box])
+    best = comparison.methods[:1]
+    from_left_to_right = np.lexsort((mark_positions[:, 1], mark_positions[:, 0]))  # the last key, x, is sorted by first
     for number in from_left_to_right:
         row = rows[number]
-        place = places[number]
+        mark = mark_positions[number]
         weight = "bold" if row in best else "normal"
         text = _label_text(row)
-        box = place_label(place, _text_size(text, weight), frame, taken, lines)
-        taken = np.vstack([taken, box])
-        _write_label(axes, text, box, {"color": colors[row.name], "fontweight": weight}, mark=place)
+        label_box = place_label(mark, _text_size(text, weight), frame, marks_and_labels, thin_lines)
+        _write_label(axes, text, label_box, {"color": colors[row.name], "fontweight": weight}, mark=mark)
+        marks_and_labels = np.vstack([marks_and_labels, label_box])  # later labels avoid this one
 
 
 def _place(axes: Axes, row: Row, score: float) -> tuple[float, float]:

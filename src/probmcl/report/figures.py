@@ -110,10 +110,11 @@ def to_inline_svg(figure: Figure, key: str, description: str) -> Markup:
     """Return a figure as an SVG element of an HTML page; `key` makes its ids unique within the page."""
     document = _svg_document(figure)
     svg = document[document.index("<svg") :]  # a page has no XML declaration inside
-    svg = UNWANTED.sub("", svg)
+    svg = UNWANTED.sub("", svg)  # metadata, comments and style elements
+    # The Content-Security-Policy of the page blocks style attributes, so their properties become attributes.
     svg = STYLE_ATTRIBUTE.sub(lambda match: _attributes(match["style"]), svg)
     svg = _with_unique_ids(svg, key)
-    for color, variable in VARIABLES.items():
+    for color, variable in VARIABLES.items():  # variables of the page, which differ between light and dark mode
         svg = svg.replace(f'"{color}"', f'"var(--{variable})"')
     svg = _with_opening_tag(svg, description)
     without_indentation = re.sub(r"\n\s*", "\n", svg)

@@ -70,7 +70,8 @@ def _difference(run: RunData, first: RunData) -> RunDifference | None:
     resampled_run_map = _resampled_map(run, weights)
     resampled_first_map = _resampled_map(first, weights)
     resampled_difference = resampled_run_map - resampled_first_map
-    ends = reliable_interval(centered(resampled_difference, difference))  # the mAP of resamples is biased
+    # The mAP of resamples is biased, so the interval is centered on the difference for the original images.
+    ends = reliable_interval(centered(resampled_difference, difference))
     interval = None
     if ends is not None:
         interval = list(ends)

@@ -116,8 +116,10 @@ class ScoredRun:
     def _frozen_scores(self) -> FrozenScores | None:
         """Return the test scores of the frozen probe, and the gain in mAP of the kept model over it.
 
-        Both are scored on the same resamples, so the interval of the gain is that of a paired difference. The result
-        is None if the probe was kept or was not tested, or if no class can be scored.
+        The intervals are 95 % intervals over resamples of the test images. The mAP of resamples is biased upward, so
+        both intervals are centered on the value for the original images. Both models are scored on the same resamples,
+        so the interval of the gain is that of a paired difference. The result is None if the probe was kept or was not
+        tested, or if no class can be scored.
         """
         frozen = self.run.frozen
         if frozen is None or self.run.evaluation.mAP is None:
@@ -129,11 +131,12 @@ class ScoredRun:
 
         frozen_precisions = bootstrapped_precisions(probabilities, labels, known, self._weights)
         resampled_frozen_map = _mean_over_classes(frozen_precisions)
+        frozen_map_interval = fraction_interval(resampled_frozen_map, frozen_map)  # centered, and clipped to [0, 1]
+
         resampled_kept_map = _mean_over_classes(self.precisions)
-        frozen_map_interval = fraction_interval(resampled_frozen_map, frozen_map)
         resampled_gain = resampled_kept_map - resampled_frozen_map
-        gain_ends = reliable_interval(centered(resampled_gain, gain))  # the mAP of resamples is biased
-        gain_interval = None
+        gain_ends = reliable_interval(centered(resampled_gain, gain))  # not clipped, since a gain may be negative
+        gain_interval = None  # if the resamples are too few or too similar for an interval
         if gain_ends is not None:
             gain_interval = list(gain_ends)
 

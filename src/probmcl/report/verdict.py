@@ -61,7 +61,9 @@ class Rule:
     advice: str
 
     def status(self, value: float | None) -> Status:
-        """Compare a value with the limits. None, a quantity that could not be measured, needs care.
+        """Compare a value with the limits for "stop" and for "care", if the rule has them.
+
+        None, a quantity that could not be measured, needs care if the rule has a limit for "care".
 
         >>> [RULES[0].status(value) for value in (30.0, 150.0, 200.0, None)]
         ['stop', 'care', 'ok', 'care']

@@ -237,28 +237,35 @@ class ActivationCache:
             return {}
 
     def _fill(self, file: ArrayFile, split: Split, part: Part, batches: ImageBatches) -> None:
-        """Compute the views that are missing or damaged; each process handles its shard of the batches."""
+        """Compute the views of a part of a split that are missing in the file or damaged.
+
+        `batches` are the batches of this process; other processes fill other blocks of the file. The progress is saved
+        every few seconds and after the last batch, so that an interrupted process can continue.
+        """
         if (split, part) in self.complete:
             return
-        blocks = self._blocks(split, part, batches)
-        manifest = self._read_manifest(split)
-        progress = _progress_on(blocks, manifest.get(part))
-        manifest[part] = progress
-        _forget_damaged(file, blocks, progress)
-        missing = progress.missing()
+        blocks = self._blocks(split, part, batches)  # one block of the file per batch
+        progress_of_parts = self._read_manifest(split)
+        progress_of_part = _progress_on(blocks, progress_of_parts.get(part))
+        progress_of_parts[part] = progress_of_part
+        _forget_damaged(file, blocks, progress_of_part)
+        missing = progress_of_part.missing()  # the numbers of the batches to compute
         if missing:
             with self.progress(f"{part} views of {split}", len(missing)) as bar:
                 started = time.perf_counter()
                 last_saved = started
+                views_so_far = 0
                 for number, batch in zip(missing, _selected(batches, missing), strict=True):
-                    progress.checksums[number] = file.write(blocks[number], self._output(batch.views))
+                    progress_of_part.checksums[number] = file.write(blocks[number], self._output(batch.views))
                     n_views, n_images = batch.views.shape[:2]
-                    bar.advance(n_views * n_images)
+                    views_in_batch = n_views * n_images
+                    views_so_far += views_in_batch
+                    bar.advance(views_in_batch)  # the bar counts each view as an image
                     now = time.perf_counter()
-                    progress.seconds_per_view = (now - started) / max(bar.images, 1)
+                    progress_of_part.seconds_per_view = (now - started) / max(views_so_far, 1)
                     is_last = number == missing[-1]
                     if now - last_saved > SECONDS_APART or is_last:
-                        self.run.write(self._manifest(split), manifest)
+                        self.run.write(self._manifest(split), progress_of_parts)
                         last_saved = now
         self.complete.add((split, part))
 

@@ -96,7 +96,9 @@ Planner = Callable[[Costs, float], EpochPlan]
 def plan_epochs(costs: Costs, spent: float, budget: float | None) -> EpochPlan:
     """Plan the epochs of each job: the number in its settings or, with a budget, the same number of views for all jobs.
 
-    If the budget is too small for all jobs, the last jobs are left out.
+    A budget is spent in rounds. In one round, every job is trained on the same number of views of each image. If the
+    budget is too small for one round of all jobs, the last jobs are left out. `spent` is the time that the run has
+    already taken; like the budget, it is in seconds.
 
     >>> costs = Costs(30.0, (JobCost("bce", "bce", 10.0, 5.0, 1, 12), JobCost("probmcl", "probmcl", 20.0, 5.0, 2, 6)))
     >>> plan_epochs(costs, spent=60.0, budget=None).messages[0]
@@ -155,12 +157,16 @@ def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:
 
 
 def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
-    """Estimate the time each job takes from a few timed steps; fitting a probe takes `probe_seconds`."""
+    """Estimate the time that a run takes: the parts that all jobs share, and the parts of each job.
+
+    The times for an image and for a training step are measured. `probe_seconds` is the time for fitting a probe.
+    """
     train, val, test = (len(workspace.records.rows(split)) for split in SPLITS)
     probe = workspace.settings.probe
     tested_views = 2 * test  # of a run: the frozen probe and the kept model; of a job: its two candidates
     seconds_per_image = _seconds_per_image(workspace)
     if isinstance(workspace.batches, ActivationCache):
+        # The complete encoder computes the cached views and tests the models; the jobs read cached views.
         seconds_per_image = max(seconds_per_image, workspace.batches.seconds_per_view())  # this includes decoding
         # If the frozen probe uses augmented views, they are cached already.
         n_augmented = 0 if probe.frozen_views else workspace.batches.n_augmented
@@ -169,6 +175,7 @@ def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
     else:
         shared = seconds_per_image * tested_views
         seconds_per_view = seconds_per_image
+    # A job fits a probe to views of the training images, and scores both candidates on the validation images.
     probed_views = (1 + probe.views) * train + val
     once = seconds_per_view * (probed_views + val) / world_size() + probe_seconds
     tested = seconds_per_view * tested_views / world_size()

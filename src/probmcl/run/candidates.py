@@ -340,9 +340,13 @@ def fit_frozen_probe(state: RunState, workspace: Workspace) -> Candidate:
 
 
 def _fit_probe(state: RunState, workspace: Workspace, identity: CandidateId, probed: _ProbedEncoder) -> Candidate:
-    """Fit a linear probe to the features of an encoder, score it on validation, and return it as a candidate."""
+    """Fit a linear probe to the features of an encoder, score it on validation, and return it as a candidate.
+
+    The seconds of the candidate include the training of the encoder and the computation of its features.
+    """
     records = workspace.records
     started = time.perf_counter()
+    # The network computes the features from the cached tensors.
     cache, network = workspace.feature_source(identity.key, probed.encoder)
     train_views = cache.probing(n_augmented=probed.n_augmented)
     val_views = cache.plain("val")

@@ -187,9 +187,10 @@ def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 
     """
     rows = choose(source.records, n_images, source.seed)
     names = [drawable(name, number) for number, name in enumerate(source.records.label_space.names)]
-    tile = TILE
+    tile = TILE  # side of a view on the page, in pixels
     if source.preprocessing.size <= TILE:
-        tile = source.preprocessing.size * (TILE // source.preprocessing.size)
+        whole_factor = TILE // source.preprocessing.size  # enlarges all pixels of a small view alike
+        tile = source.preprocessing.size * whole_factor
     cell_width = (1 + n_views) * (tile + GAP) + 2 * GAP  # a cell has an image, its views and its labels
     cell_height = LINE + tile + 2 * GAP
     columns = min(2, len(rows))
@@ -206,15 +207,21 @@ def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 
         cell_row, column = divmod(number, 2)
         left = column * cell_width + GAP
         top = LINE + cell_row * cell_height
-        for part in _caption(source.records, row, names, room=int((cell_width - 3 * GAP) / CHARACTER)):
+        room = int((cell_width - 3 * GAP) / CHARACTER)  # characters that fit into a cell
+        for part in _caption(source.records, row, names, room):
             page.write(left + part.start * CHARACTER, top, part.text, part.color)
         views = batch.views[:, 0]  # (1 + n_views, 3, S, S)
         for view, tensor in enumerate(views):
-            image = Image.fromarray(pixels(tensor, source.preprocessing))
-            is_enlarged = tile >= image.width
-            method = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
-            page.place(left + view * (tile + GAP), top + LINE, image.resize((tile, tile), method))
+            image = _resized(Image.fromarray(pixels(tensor, source.preprocessing)), tile)
+            page.place(left + view * (tile + GAP), top + LINE, image)
     return page.picture()
+
+
+def _resized(image: Image.Image, side: int) -> Image.Image:
+    """Return a square image with this side; the pixels of an enlarged image stay visible."""
+    is_enlarged = side >= image.width
+    method = Image.Resampling.NEAREST if is_enlarged else Image.Resampling.LANCZOS
+    return image.resize((side, side), method)
 
 
 class _Page:

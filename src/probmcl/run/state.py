@@ -63,9 +63,10 @@ class Format(Generic[T]):
 
 def json_format(kind: TypeForm[T]) -> Format[T]:
     """Return the format that stores a dataclass as JSON."""
-    row = files.PHASE.holding(kind)
+    row = files.PHASE.holding(kind)  # the file of a phase, whose name contains the key of the phase
 
     def synchronize(result: T) -> T:
+        """Return the result of rank 0 on every process."""
         return convert(broadcast(msgspec.to_builtins(result)), kind)
 
     def save(folder: RunFolder, key: str, result: T) -> None:

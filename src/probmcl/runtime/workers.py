@@ -234,14 +234,26 @@ def _serve(
     shares_files: bool,
     parent: int | None,
 ) -> None:
-    """Process parts until the parent kills this process or ends. `parent` is its process id, if it forks directly."""
+    """Apply a function to the parts that the parent sends, until the parent kills this process or ends itself.
+
+    This is the main function of a worker process. Each part comes through the socket, and its result is sent back
+    before the next part is received.
+
+    Args:
+        work: function that is applied to each part.
+        socket: connection to the parent.
+        shares_files: whether a large result is sent as an anonymous file in memory instead of through the socket.
+        parent: process id of the parent if this process is a fork of it; None after another start, with which Python
+            itself can wait for the end of the parent.
+    """
     leave_signals_to_parent()
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(1)  # the cores are used by the other workers
+    # If the parent is killed during a long part, this thread ends the process at once.
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with contextlib.suppress(EOFError, ConnectionError):
+    with contextlib.suppress(EOFError, ConnectionError):  # raised when the parent has closed its end of the socket
         while True:
             _send(socket, _outcome(work, _receive(socket)), shares_files)
 

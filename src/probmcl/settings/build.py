@@ -45,6 +45,9 @@ CONFIG_FILE = CONFIG.holding(Settings)
 def given_settings(options: Options) -> dict[str, Any]:
     """Return the settings that the given options set, in tables like those of a recipe.
 
+    An option declares the setting that it sets, as in `training.epochs`: the key `epochs` in the table `training`. An
+    option with the name of a field of the settings sets this field.
+
     >>> from probmcl.settings.declaration import options_of
     >>> from probmcl.settings.options import TrainOptions
     >>> given_settings(options_of(TrainOptions, {"epochs": 5, "seed": 1, "report": False}))
@@ -57,8 +60,8 @@ def given_settings(options: Options) -> dict[str, Any]:
             continue
         path = declared.option.sets
         if declared.name in stored:
-            path = declared.name  # such an option is itself a setting
-        if not path:
+            path = declared.name
+        if not path:  # the option is not a setting, such as one that only affects the output
             continue
         value = options.given[declared.name]
         if isinstance(value, Mapping):
@@ -143,36 +146,56 @@ def make_settings(options: Mapping[str, Any], origins: Mapping[str, ValueOrigin]
     _refuse_wrong_tables(options)
     if origins is None:
         origins = dict.fromkeys(option_keys(options), "user")
-    keys = dict(options)
-    method = keys.pop("method", "auto")
-    preset = keys.pop("preset", "default")
-    changes = keys.pop("settings", {})
-    training = keys.pop("training", {})
-    encoder = keys.pop("encoder", {})
-    if keys.get("budget") is not None and "epochs" in training:
-        raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
-    if isinstance(keys.get("budget"), str):
-        keys["budget"] = parse_duration(keys["budget"])
+    values = dict(options)  # becomes the values of the fields of `Settings`
 
-    keys["device"] = find_device(options.get("device", "auto"))
-    on_cpu = keys["device"] == "cpu"
-    keys.setdefault("tune", "last" if on_cpu else "all")
-    if keys["tune"] not in get_args(Tune):
-        raise SettingsError(f"tune={keys['tune']!r} is not valid; {suggestion(str(keys['tune']), get_args(Tune))}")
-    default_encoder = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER}
-    keys["encoder"] = default_encoder | encoder
-    if encoder.get("weights") == "none":
-        keys["encoder"]["weights"] = None
+    # Of these, only `method` is a field. They determine the jobs.
+    method = values.pop("method", "auto")
+    preset = values.pop("preset", "default")
+    changes = values.pop("settings", {})
+    training = values.pop("training", {})
 
-    keys["probe"] = dict(keys.get("probe", {}))
-    if method == "probe":
-        keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
-    jobs = tuple(_jobs(method, preset, changes, training, keys["tune"]))
-    settings = convert_settings({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
-    given = dict(origins)
+    if "budget" in values:
+        values["budget"] = _budget_in_seconds(values["budget"], training)
+    values["device"] = find_device(options.get("device", "auto"))
+    on_cpu = values["device"] == "cpu"
+    values["tune"] = _valid_tune(values.get("tune", "last" if on_cpu else "all"))
+    values["encoder"] = _with_default_encoder(values.pop("encoder", {}), on_cpu)
+    values["probe"] = dict(values.get("probe", {}))
+    if method == "probe":  # without jobs; the preset and the changes then apply to the probe that every run fits
+        values["probe"]["loss"] = method_settings("probe", preset, changes).loss
+    jobs = tuple(_jobs(method, preset, changes, training, values["tune"]))
+    settings = convert_settings({**values, "method": method, "jobs": jobs}, Settings, where="settings")
+
+    given_origins = dict(origins)
     if options.get("device") == "auto":
-        given.pop("device", None)  # the machine decides, although the option was given
-    return replace(settings, origins=_origins(settings, given))
+        given_origins.pop("device", None)  # the machine decides, although the option was given
+    return replace(settings, origins=_origins(settings, given_origins))
+
+
+def _budget_in_seconds(budget: object, training: Mapping[str, Any]) -> object:
+    """Return a budget in seconds if it is a text such as 30m, and any other value unchanged; epochs exclude it."""
+    if budget is not None and "epochs" in training:
+        raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
+    if isinstance(budget, str):
+        return parse_duration(budget)
+    return budget
+
+
+def _valid_tune(tune: Any) -> Tune:
+    """Return the part of the encoder that is trained, or raise an error if there is no such part."""
+    if tune not in get_args(Tune):
+        raise SettingsError(f"tune={tune!r} is not valid; {suggestion(str(tune), get_args(Tune))}")
+    valid_tune: Tune = tune
+    return valid_tune
+
+
+def _with_default_encoder(encoder: Mapping[str, Any], on_cpu: bool) -> dict[str, Any]:
+    """Return the settings of the encoder: those that are given, and the default name for a CPU or a GPU."""
+    default_name = CPU_ENCODER if on_cpu else GPU_ENCODER
+    settings = {"name": default_name, **encoder}
+    if encoder.get("weights") == "none":
+        settings["weights"] = None
+    return settings
 
 
 def _refuse_wrong_tables(options: Mapping[str, Any]) -> None:
@@ -267,7 +290,11 @@ def option_keys(options: Mapping[str, Any]) -> list[str]:
 
 
 def _origins(settings: Settings, given: Mapping[str, ValueOrigin]) -> dict[str, ValueOrigin]:
-    """Return the origin of every setting, given the origins of the options that were set."""
+    """Return the origin of every setting by its key, such as `training.epochs`; `given` has those of the options.
+
+    A setting without an option is a default, or `auto` if the machine or the budget determines it. The settings of a
+    job have keys such as `jobs.bce.training.epochs`.
+    """
     values = dataclasses.asdict(replace(settings, intensity=None))  # this one is a single setting, not a table
     del values["jobs"], values["origins"]
     origins: dict[str, ValueOrigin] = {}

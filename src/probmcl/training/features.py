@@ -110,16 +110,20 @@ class FeatureBatches:
         return len(self.order)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches, skipping the first `step` batches."""
+        """Yield the batches, skipping the first `step` batches.
+
+        In every epoch, the stored views that an image is shown in are drawn again, and labels that are probabilities
+        become 0 or 1 again.
+        """
         current_epoch: int | None = None
         for batch in self.order.starting(step):
             epoch, _ = batch[0]  # all images of a batch have the same epoch
             if epoch != current_epoch:
                 current_epoch = epoch
-                views = self._draw_views(epoch)
+                views = self._draw_views(epoch)  # (n_views, N), the numbers of stored views
                 labels = self._draw_labels(epoch)
             images = torch.tensor([image for _, image in batch])
-            views_of_images = torch.from_numpy(views[:, images.numpy()])
+            views_of_images = torch.from_numpy(views[:, images.numpy()])  # (n_views, n)
             features = self.stored.features[views_of_images, images].float()  # (n_views, n, *feature)
             yield Batch(features, labels[images], self.stored.known[images], self.rows[images])
 

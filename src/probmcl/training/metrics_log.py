@@ -144,20 +144,27 @@ class StageLog:
         return tensors, header
 
     def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        """Continue from the state in a checkpoint, with its rows instead of those in the log."""
+        """Continue from the state in a checkpoint, with its rows instead of those in the log.
+
+        `tensors` are the losses of the steps since the last row. The header has the number of these steps, their images
+        and seconds, all earlier rows, and the warning of the stage.
+        """
         self.values = {key: list(values) for key, values in tensors.items()}
         self.steps = header["steps"]
         self.images = header["images"]
-        self.since = time.perf_counter() - header["seconds"]
+        self.since = time.perf_counter() - header["seconds"]  # when the first of these steps would have started
         self.started = True
         self.log.replace(self.name, header["rows"])
         self._warn(header["warning"])
 
     def __call__(self, event: StepEvent) -> None:
-        """Record a step, and write a row after every `log.every` steps and after the last step."""
+        """Record a step, and write a row after every `log.every` steps and after the last step.
+
+        A row has the means of the losses since the row before. Skipped batches have no finite loss and are left out.
+        """
         if not self.started:
             self.started = True
-            self.log.forget(self.name, event.step)
+            self.log.forget(self.name, event.step)  # rows of an interrupted training that is done again
         if event.skipped is None:
             for key, value in {"loss": event.loss, **event.terms}.items():
                 self.values.setdefault(key, []).append(value)

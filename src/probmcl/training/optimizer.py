@@ -97,7 +97,10 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Update the average with the current weights."""
+        """Update the average a with the current weights w: a ← d·a + (1−d)·w, and copy integer buffers.
+
+        In step t, d = min(decay, (1+t)/(10+t)), so the initial weights fade even in short runs.
+        """
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         current = self.module.state_dict()
