@@ -32,7 +32,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from probmcl.augment import light
-from probmcl.data.cache import open_cache
+from probmcl.data.image_cache import open_cache
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import DECODE_SCALE

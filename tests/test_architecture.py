@@ -68,7 +68,7 @@ MODULES = {
         "jpeg_damage",
         "images",
         "deep_images",
-        "cache",
+        "image_cache",
         "in_memory",
         "loader",
     ),

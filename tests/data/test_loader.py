@@ -23,7 +23,7 @@ from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, Decoded, ImageBatches, Order, decode, find, in_order
 from probmcl.data.records import Paths, Records, Split
 from probmcl.errors import DataError, ImageError
-from probmcl.run.batches import ImageBatchSource
+from probmcl.run.activation_cache import ImageBatchSource
 from probmcl.runtime import workers
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
@@ -150,7 +150,7 @@ import torch
 from probmcl.augment import light
 from probmcl.data import Preprocessing
 from probmcl.readers import read
-from probmcl.run.batches import ImageBatchSource
+from probmcl.run.activation_cache import ImageBatchSource
 
 def views(workers):
     records = read(Path(__file__).parent, seed=None)

@@ -15,7 +15,7 @@ from probmcl.console import Console
 from probmcl.data.labels import levels_of, parents_of
 from probmcl.evaluation import average_precision, decisions_at, multilabel_metrics, resamples
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.intervals import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.reliability import (
     OpenDecisions,
     bootstrapped_calibration_error,

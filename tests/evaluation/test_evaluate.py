@@ -15,7 +15,7 @@ from probmcl.console import Console
 from probmcl.encoders import PrecomputedFeatures
 from probmcl.evaluation import multilabel_metrics
 from probmcl.evaluation.evaluate import EvaluatedModel, chance_warning, headline, predict
-from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.intervals import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.scores import ScoredRows
 from probmcl.methods.bce import BCE
 from probmcl.runtime.conversion import convert

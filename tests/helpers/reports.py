@@ -17,7 +17,7 @@ from probmcl.console import Console
 from probmcl.errors import RunWarning
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.intervals import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file, write_scores
 from probmcl.inference.evaluation import AppliedCalibration, EvaluatedImages, with_provenance
 from probmcl.neighbors import TrainingImages

@@ -14,7 +14,7 @@ from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run, write_held_out
 from probmcl.data import Records
 from probmcl.errors import DataError, OptionError
-from probmcl.evaluation.groups import with_interval
+from probmcl.evaluation.intervals import with_interval
 from probmcl.evaluation.scores import ScoredRows
 from probmcl.inference import Model, load
 from probmcl.readers.options import DataSource, ReadOptions
@@ -161,7 +161,7 @@ def test_invalid_options_are_rejected_before_scoring(
         model.evaluate(table, rename={"red": "Red"})
     with pytest.raises(ValueError, match="`draws=-1` must be"):
         model.evaluate(table, draws=-1)
-    monkeypatch.setattr("probmcl.evaluation.groups.MAX_VALUES", 13)
+    monkeypatch.setattr("probmcl.evaluation.intervals.MAX_VALUES", 13)
     with pytest.raises(OptionError, match=r'`by="patient"` has 14 .*42 images; .*13'):
         model.evaluate(table, by="patient")
 

@@ -9,10 +9,10 @@ from helpers.images import label_space
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.probe import Config, Probe
-from probmcl.run.candidates import LabeledFeatures, fit_grid, fit_probe, validation_map
+from probmcl.run.candidates import fit_grid, fit_probe, validation_map
 from probmcl.settings import ProbeSettings
 from probmcl.training import fit
-from probmcl.training.features import FeatureBatches, StoredFeatures
+from probmcl.training.features import FeatureBatches, LabeledFeatures, StoredFeatures
 from probmcl.training.fit import StepEvent
 
 

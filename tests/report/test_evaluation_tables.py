@@ -9,7 +9,7 @@ from rich.console import Console as RichConsole
 
 from probmcl.console import Console
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.intervals import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.scores import ScoredRows
 from probmcl.report import evaluation_tables as tables
 from probmcl.store.evaluation import IntervalScores, LevelScores, ModelEvaluation, UnscoredImage, ValueScores

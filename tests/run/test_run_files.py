@@ -11,7 +11,7 @@ from probmcl.augment import light, none
 from probmcl.data.images import Preprocessing
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Records
-from probmcl.run.batches import ImageBatchSource
+from probmcl.run.activation_cache import ImageBatchSource
 from probmcl.run.run_files import GAP, LINE, TILE, choose, drawable, pixels, views_sheet
 
 PREPROCESSING = Preprocessing(TILE, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -25,7 +25,7 @@ from probmcl.evaluation import multilabel_metrics
 from probmcl.inference import load
 from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
-from probmcl.run import batches, candidates, train, workspace
+from probmcl.run import activation_cache, candidates, train, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
 from probmcl.run.train import RunControl, all_candidates, read_run, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
@@ -266,7 +266,7 @@ def small_batches() -> Iterator[None]:
     """Use small batches, and save a checkpoint after every step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
-        patch.setattr(batches, "SECONDS_APART", 0.0)
+        patch.setattr(activation_cache, "SECONDS_APART", 0.0)
         patch.setattr(workspace, "CPU_PIXELS", 4 * 32 * 32)
         patch.setattr(features, "ROWS_AT_ONCE", 8)
         yield

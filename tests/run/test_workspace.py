@@ -16,7 +16,7 @@ from probmcl.data.records import Records
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.methods import find_method
 from probmcl.methods.base import LinearClassifier
-from probmcl.run.batches import ActivationCache, ImageBatchSource
+from probmcl.run.activation_cache import ActivationCache, ImageBatchSource
 from probmcl.run.results import FROZEN_PROBE, Candidate
 from probmcl.run.workspace import Backbone, Workspace, warm_start
 from probmcl.runtime.tensor_files import load_tensors

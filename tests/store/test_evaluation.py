@@ -16,7 +16,7 @@ from helpers.scores import simulated_rows
 from probmcl.console import Console
 from probmcl.errors import RunError
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.intervals import EvaluationOptions, evaluate_rows
 from probmcl.runtime.conversion import convert
 from probmcl.runtime.files import convert_file, json_bytes
 from probmcl.store.evaluation import Evaluation, KeyedStruct, ModelEvaluation, Retrieval, SplitMetrics, UnscoredImage

@@ -174,7 +174,7 @@ def damaged(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Findi
 
 
 def _described(records: Records, bad: Sequence[BadImage]) -> list[str]:
-    """Return a line for each bad image: where it is, and why it cannot be used."""
+    """Return a line for each bad image: its row in the data, and why it cannot be used."""
     return [f"{records.where(image.row)}: {image.reason}" for image in bad]
 
 

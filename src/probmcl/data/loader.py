@@ -13,7 +13,7 @@ from numpy import ndarray
 from PIL import Image
 from torch import Tensor
 
-from probmcl.data.cache import ImageCache
+from probmcl.data.image_cache import ImageCache
 from probmcl.data.image_files import expand, is_one_image, refuse_without_image
 from probmcl.data.images import Preprocessing, decode_image, read_image
 from probmcl.data.in_memory import InMemory, refuse_invalid, to_pillow

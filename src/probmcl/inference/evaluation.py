@@ -26,7 +26,7 @@ from probmcl.data.image_files import equal_files
 from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.errors import DataError, counted, quoted, suggestion
-from probmcl.evaluation.groups import EvaluationOptions
+from probmcl.evaluation.intervals import EvaluationOptions
 from probmcl.evaluation.scores import ScoredRows
 from probmcl.readers.spreadsheet import load_spreadsheet, read_encoded_text
 from probmcl.settings.model_options import EvaluateOptions

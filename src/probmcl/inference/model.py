@@ -23,7 +23,7 @@ from probmcl.data.records import SPLITS, Records
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.evaluate import EvaluatedModel
-from probmcl.evaluation.groups import EvaluationOptions, evaluate_rows
+from probmcl.evaluation.intervals import EvaluationOptions, evaluate_rows
 from probmcl.evaluation.metrics import DEFAULT_THRESHOLD
 from probmcl.evaluation.scores import ScoredRows, read_scores, scores_file
 from probmcl.explain import Explanation, Explanations

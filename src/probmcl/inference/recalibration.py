@@ -20,7 +20,7 @@ from probmcl.data.labels import parents_of
 from probmcl.data.records import Records
 from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.bootstrap import affordable_draws
-from probmcl.evaluation.groups import EvaluationOptions
+from probmcl.evaluation.intervals import EvaluationOptions
 from probmcl.evaluation.scores import ScoredRows, StoredScores, read_scores, scores_content, scores_file
 from probmcl.inference.evaluation import (
     AppliedCalibration,

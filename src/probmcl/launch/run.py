@@ -139,7 +139,7 @@ def named_methods(methods: Sequence[MethodSpec]) -> dict[str, Any]:
     """Return the option of a comparison with all its methods if one of them is not part of this package."""
     if all(spec.method in METHODS for spec in methods):
         return {}
-    # A method from outside is named by its path, since its short name does not say where it is.
+    # A method from outside is named by its path, since its short name does not name its file.
     names = [spec.name if spec.method in METHODS else spec.method for spec in methods]
     return {"methods": names}
 

@@ -1,7 +1,7 @@
-"""Everything that the report of a run needs from its folder."""
+"""Everything that the report of a run needs from its folder, and a summary of its images and labels."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,13 @@ from probmcl.run.results import FROZEN_PROBE
 from probmcl.settings import CONFIG_FILE, Settings
 from probmcl.store import files
 from probmcl.store.evaluation import Evaluation
+from probmcl.store.report import DataSummary, DuplicateCounts, ImagesBySplit, UnknownLabels
 from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import ClassLabels, RunMetadata
 from probmcl.training import MetricsLog
+
+LEAK_WARNINGS = ("leak", "seen_before")
+"""Kinds of warnings about images that are both trained on and scored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,3 +217,55 @@ def _read_evaluation(folder: RunFolder, model: Model) -> Evaluation:
             path = folder.path / files.EVALUATION
             raise RunError(f"{path} does not match the classes in {files.LABELS}; calibrate the run again")
     return evaluation
+
+
+def data_summary(run: RunData) -> DataSummary:
+    """Return counts of images and labels, duplicates, leaks, skipped images, and classes without positives."""
+    images = ImagesBySplit(train=run.images["train"], val=run.images["val"], test=run.images["test"])
+    positive = run.test.positive
+    test_images = len(positive)
+    labels_per_image = float(positive.sum() / max(test_images, 1))
+    positives_in_test = positive.sum(axis=0).tolist()
+    groups_in_test = None
+    if run.test.group is not None:
+        groups_in_test = len(set(run.test.group))
+    skipped = 0
+    if run.metadata.data is not None:
+        skipped = len(run.metadata.data.skipped)
+    leaks = [warning.message for warning in run.metadata.warnings if warning.kind in LEAK_WARNINGS]
+    return DataSummary(
+        images=images,
+        classes=len(run.names),
+        labels_per_image=labels_per_image,
+        labels=run.labels.policy.labels,
+        unknown=_unknown_labels(run),
+        groups_in_test=groups_in_test,
+        duplicates=_duplicates(run),
+        skipped=skipped,
+        warnings=leaks,
+        without_train_positives=_classes_without_positives(run, run.labels.counts),
+        without_test_positives=_classes_without_positives(run, positives_in_test),
+    )
+
+
+def _unknown_labels(run: RunData) -> UnknownLabels:
+    """Return the number of unknown labels in each split; None for train if the run does not keep its labels."""
+    in_train = None
+    if run.training is not None:
+        in_train = int((~run.training.known).sum())
+    in_val = int((~run.val.known).sum())
+    in_test = int((~run.test.known).sum())
+    return UnknownLabels(val=in_val, test=in_test, train=in_train)
+
+
+def _duplicates(run: RunData) -> DuplicateCounts | None:
+    """Return the numbers of duplicate images; None if they were not counted."""
+    counts = run.metadata.duplicates
+    if counts is None:
+        return None
+    return DuplicateCounts(exact=counts["exact"], near=counts["near"])
+
+
+def _classes_without_positives(run: RunData, positives: Sequence[int]) -> list[str]:
+    """Return the names of the classes without positives, given the number of positives of each class."""
+    return [name for name, count in zip(run.names, positives, strict=True) if count == 0]

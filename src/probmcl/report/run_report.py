@@ -13,9 +13,9 @@ from probmcl.inference import Model, load
 from probmcl.report.embedding import ImageFeatures, embed_test_images, embedding_map
 from probmcl.report.gallery import ChosenGroup, Pictures, choose_images, describe_group, take_pictures
 from probmcl.report.other_runs import run_summaries
-from probmcl.report.run_data import RunData, may_read_images, read_run_data
+from probmcl.report.run_data import RunData, data_summary, may_read_images, read_run_data
 from probmcl.report.scores import ScoredRun, curves, label_pairs
-from probmcl.report.training import data_summary, reproduction, training_summary
+from probmcl.report.training import reproduction, training_summary
 from probmcl.report.verdict import judge, measurements
 from probmcl.store.report import (
     SCHEMA,

@@ -11,7 +11,7 @@ from probmcl.cost.speed import random_batch, seconds_per_row, seconds_per_step
 from probmcl.data.records import SPLITS
 from probmcl.errors import counted
 from probmcl.methods.base import Method
-from probmcl.run.batches import ActivationCache
+from probmcl.run.activation_cache import ActivationCache
 from probmcl.run.state import json_format
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
-from numpy import ndarray
+from jaxtyping import Float
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from probmcl.data.records import LabelSpace, Split
+from probmcl.data.records import Split
 from probmcl.encoders import AnyEncoder, PrecomputedFeatures
 from probmcl.errors import RunError, RunWarning, counted
 from probmcl.evaluation.embedding import retrieval_at_10
@@ -27,7 +26,7 @@ from probmcl.methods.custom_loss import CustomLoss
 from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe, ProbeGrid
 from probmcl.neighbors.training_images import TrainingImages, common_image_folder, relative_path
-from probmcl.run.batches import labels_of, targets_of, weights_of
+from probmcl.run.activation_cache import labels_of, targets_of, weights_of
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.run.state import RunState, ScoredTest, json_format, seed_phase
 from probmcl.run.workspace import Workspace, warm_start
@@ -36,28 +35,10 @@ from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.settings import ProbeSettings, TrainingJob
 from probmcl.store.files import CONTRASTIVE, MODEL, TRAINED, TRAINING
 from probmcl.training import Checkpoint, StepEvent
-from probmcl.training.features import FeatureBatches, StoredFeatures, StoredViews, extract
+from probmcl.training.features import FeatureBatches, LabeledFeatures, StoredFeatures, StoredViews, extract
 from probmcl.training.fit import Batches, Callback, DivergedError, check_weights, fit
 from probmcl.training.metrics_log import StageLog
 from probmcl.training.optimizer import Training
-
-
-class LabeledFeatures(NamedTuple):
-    """Features of V views of N images, with the labels of the images.
-
-    Attributes:
-        features: the features of every view of every image.
-        labels: one column for each class of the label space.
-        known: mask of the known labels.
-        label_space: the classes of the labels.
-        weights: for training, the sampling weights of the images; None if all images have the same weight.
-    """
-
-    features: Float[Tensor, "V N D"]
-    labels: Float[Tensor, "N C"]
-    known: Bool[Tensor, "N C"]
-    label_space: LabelSpace
-    weights: Float[ndarray, "N"] | None = None
 
 
 class FittedProbe(NamedTuple):

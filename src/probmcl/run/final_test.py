@@ -20,14 +20,14 @@ from probmcl.data.labels import parents_of
 from probmcl.data.records import Records
 from probmcl.evaluation.scores import ScoredRows, write_scores
 from probmcl.inference import Model, load
-from probmcl.run.candidates import LabeledFeatures, fit_grid
+from probmcl.run.candidates import fit_grid
 from probmcl.run.results import FROZEN_PROBE, Candidate
 from probmcl.run.state import ModelTest, RunState
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import gather_unequal, is_main_process, rank, world_size
 from probmcl.settings.model_options import EvaluateOptions
 from probmcl.store.files import OUT_OF_FOLD
-from probmcl.training.features import extract
+from probmcl.training.features import LabeledFeatures, extract
 
 
 def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path) -> Calibration:

@@ -26,7 +26,7 @@ from probmcl.data.records import Records, Split
 from probmcl.errors import RunWarning
 from probmcl.evaluation.scores import ScoredRows, scores_file, write_scores
 from probmcl.readers.options import METADATA_FILE, ReadOptions
-from probmcl.run.batches import ImageBatchSource
+from probmcl.run.activation_cache import ImageBatchSource
 from probmcl.run.results import CandidateEntries
 from probmcl.runtime.distributed import is_main_process
 from probmcl.runtime.tensor_files import content_digest

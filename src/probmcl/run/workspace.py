@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from probmcl.augment import AUGMENTATIONS
 from probmcl.console import Console
-from probmcl.data.cache import ImageCache, open_cache
+from probmcl.data.image_cache import ImageCache, open_cache
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace, Records, Split
 from probmcl.encoders import AnyEncoder, Encoder, PrecomputedFeatures, describe_encoder, split_encoder
 from probmcl.errors import counted, one_line
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
-from probmcl.run.batches import ActivationCache, ImageBatchSource
+from probmcl.run.activation_cache import ActivationCache, ImageBatchSource
 from probmcl.run.results import Candidate
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 from probmcl.runtime.tensor_files import load_tensors

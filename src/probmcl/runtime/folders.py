@@ -388,7 +388,7 @@ def _read_holder(file: IO[bytes]) -> Holder | None:
     """Return the holder that a lock file names; None if it is empty or damaged."""
     file.seek(0)
     try:
-        return msgspec.json.decode(file.read(10_000), type=Holder)  # a longer file is no lock file
+        return msgspec.json.decode(file.read(10_000), type=Holder)  # a lock file is shorter
     except msgspec.MsgspecError:
         return None
 

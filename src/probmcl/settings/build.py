@@ -91,7 +91,7 @@ def find_weights(weights: Path | str) -> str:
 
 def cache_folder(cache: Path | str) -> str:
     """Return the absolute path of the folder for decoded images; `auto` is a folder of this user."""
-    from probmcl.data.cache import default_folder
+    from probmcl.data.image_cache import default_folder
 
     return str(default_folder() if str(cache) == "auto" else Path(cache).resolve())
 

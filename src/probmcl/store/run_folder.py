@@ -153,7 +153,7 @@ def _entry(folder: Path, name: str) -> Entry:
     """Return the size and the SHA-256 of a file."""
     with open_file(folder / name, root=folder) as file:
         digest = stream_digest(file)
-        size = file.tell()  # the end of what was read
+        size = file.tell()  # the file is read to its end
         return Entry(size, digest.hex())
 
 

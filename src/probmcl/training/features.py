@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from probmcl.data.labels import sample_labels
 from probmcl.data.loader import Batch, Order
+from probmcl.data.records import LabelSpace
 from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
 ROWS_AT_ONCE = 64
@@ -67,6 +69,24 @@ class StoredFeatures:
     labels: Float[Tensor, "N C"]
     known: Bool[Tensor, "N C"]
     rows: Int[ndarray, "N"] | None = None
+    weights: Float[ndarray, "N"] | None = None
+
+
+class LabeledFeatures(NamedTuple):
+    """Features of V views of N images, with the labels of the images.
+
+    Attributes:
+        features: the features of every view of every image.
+        labels: one column for each class of the label space.
+        known: mask of the known labels.
+        label_space: the classes of the labels.
+        weights: for training, the sampling weights of the images; None if all images have the same weight.
+    """
+
+    features: Float[Tensor, "V N D"]
+    labels: Float[Tensor, "N C"]
+    known: Bool[Tensor, "N C"]
+    label_space: LabelSpace
     weights: Float[ndarray, "N"] | None = None
 
 

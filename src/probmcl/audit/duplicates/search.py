@@ -140,7 +140,7 @@ def near_duplicates(
     unrelated = _random_pairs(len(distinct))  # they show how similar different images of this dataset are
     step = _in_images(len(paths), len(unrelated.ones) + len(candidates.ones), advance)
 
-    # Only the images of a pair are read again. From here on, the images of a pair are indices of `rows`.
+    # Only the images of a pair are read again. Below, the images of a pair are indices of `rows`.
     images = np.unique(np.concatenate([candidates.ones, candidates.others, unrelated.ones, unrelated.others]))
     rows = [distinct[image] for image in images]
     pairs = _renumbered(candidates, images)

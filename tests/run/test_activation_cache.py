@@ -22,7 +22,7 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
-from probmcl.run.batches import ActivationCache, ImageBatchSource
+from probmcl.run.activation_cache import ActivationCache, ImageBatchSource
 from probmcl.runtime.tensor_files import ArrayFile
 from probmcl.store.decoding import SCHEMA
 

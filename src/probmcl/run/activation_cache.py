@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from probmcl.augment import Augmentation, draw
 from probmcl.console import ProgressBar
-from probmcl.data.cache import ImageCache
+from probmcl.data.image_cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split

@@ -6,7 +6,7 @@ import pytest
 from probmcl.errors import DataError
 from probmcl.evaluation import area_under_roc, average_precision, centered, interval, resamples
 from probmcl.evaluation.bootstrap import bootstrapped_areas, resamples_in_blocks
-from probmcl.evaluation.groups import evaluate_by_value, sorted_values, value_of_groups, with_interval
+from probmcl.evaluation.intervals import evaluate_by_value, sorted_values, value_of_groups, with_interval
 from probmcl.evaluation.scores import ScoredRows
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from probmcl.data import cache as module
-from probmcl.data.cache import ImageCache, default_folder, open_cache
+from probmcl.data import image_cache as module
+from probmcl.data.image_cache import ImageCache, default_folder, open_cache
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.loader import ImageBatches, in_order
 from probmcl.data.pixels import IntensityRange
