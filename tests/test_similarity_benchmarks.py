@@ -19,6 +19,11 @@ import step
 from probmcl.methods import find_method
 from similarity_report import Row
 
+SIZES = ("--rows", "6", "--classes", "4", "--dims", "16")
+"""Options of a fast measurement of the similarity."""
+
+needs_meminfo = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="this system does not tell free memory")
+
 
 class Run(Protocol):
     """Runs the script of a module with options, and returns what it prints."""
@@ -39,12 +44,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def row(variant: str, classes: int = 80, *, seconds: tuple[float, ...] = (), **others: float) -> Row:
     """Make the measurements of a variant at 128 dimensions."""
     return Row(128, classes, variant, classes, error_rows=4, seconds=list(seconds), **others)  # type: ignore[arg-type]
-
-
-SIZES = ("--rows", "6", "--classes", "4", "--dims", "16")
-"""Options of a fast measurement of the similarity."""
-
-needs_meminfo = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="this system does not tell free memory")
 
 
 class TestBaselines:

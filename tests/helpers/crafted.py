@@ -27,13 +27,16 @@ Craft = Callable[[Path], object]
 Words = tuple[str, ...]
 """The words of a command after `probmcl`."""
 
-# FOLDER, IMAGE, PHOTOS and NEW stand for the crafted folder, an image, the data and a new folder.
+# FOLDER, IMAGE, PHOTOS, NEW and FINISHED stand for the crafted folder, an image, the data, a new folder and a finished
+# comparison.
 PREDICT: Words = ("predict", "FOLDER", "IMAGE")
 REPORT: Words = ("report", "FOLDER", "--no-images")
 CALIBRATE: Words = ("calibrate", "FOLDER")
 RESUME: Words = ("train", "--resume", "FOLDER", "--no-report")
 START: Words = ("train", "PHOTOS", "--weights", "FOLDER", "--out", "NEW", "--no-report")
 COMPARE: Words = ("compare", "--resume", "FOLDER", "--no-report")
+ADD: Words = ("compare", "--resume", "FINISHED", "--add", "FOLDER", "--no-report")
+EVALUATE: Words = ("evaluate", "FOLDER")
 
 
 class Crafted(NamedTuple):
@@ -99,12 +102,24 @@ def cases(table: dict[str, Crafted], *sample: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", rows)
 
 
-def check_refused(case: Crafted, command: Commands, folder: Path, photos: Path) -> Ended:
-    """Check that a command refuses a crafted folder quickly, with the expected message."""
+def check_refused(
+    case: Crafted, command: Commands, folder: Path, photos: Path, *, finished: Path | None = None
+) -> Ended:
+    """Check that a command refuses a crafted folder quickly, with the expected message.
+
+    Args:
+        case: the row of a table.
+        command: runs commands.
+        folder: the folder before the change.
+        photos: the data of the run.
+        finished: a finished comparison, if the command names one.
+    """
     case.craft(folder)
     for part in (folder, *folder.glob("seed-*")):
         relist(part)
     paths = {"FOLDER": folder, "IMAGE": photos / "1.jpg", "PHOTOS": photos, "NEW": folder.parent / "new"}
+    if finished is not None:
+        paths["FINISHED"] = finished
     words = [paths.get(word, word) for word in case.words]
     ended = command(*words, timeout=SECONDS, prepare=LIMITED)
     refused(ended, *case.texts)
