@@ -291,7 +291,7 @@ def _run(command: Mapping[str, Any], folder: Path) -> NoReturn:
 
     code = 1
     try:
-        os.setsid()
+        os.setsid()  # a process group of its own
         _redirect(folder)
         os.environ.update(command["env"])
         os.chdir(command["cwd"])
@@ -306,7 +306,7 @@ def _run(command: Mapping[str, Any], folder: Path) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, which os._exit does not
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()

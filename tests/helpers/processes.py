@@ -88,6 +88,7 @@ def everything(folder: Path) -> Results:
 # One step of a method.
 
 SIZES = ("width", "feed_forward", "hidden", "embedding", "attention")
+"""Settings of methods that are sizes of layers."""
 
 
 def small(config: Any) -> Any:
