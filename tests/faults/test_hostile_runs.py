@@ -172,7 +172,7 @@ JSON: dict[str, Crafted] = {
     ),
 }
 
-# Files that are none, are missing, or are not listed.
+# Pipes, links, missing files, and files that the manifest does not list.
 
 
 def pipe(name: str) -> Craft:

@@ -58,12 +58,12 @@ class Process:
 
     @property
     def stdout(self) -> str:
-        """What the command has printed on stdout so far."""
+        """The output on stdout so far."""
         return (self.folder / "stdout").read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What the command has printed on stderr so far."""
+        """The output on stderr so far."""
         return (self.folder / "stderr").read_text(errors="replace")
 
     def output(self) -> str:

@@ -39,7 +39,7 @@ TIMEOUT = 1200
 """Seconds after which the processes are considered deadlocked; a busy machine needs far less."""
 
 Results = dict[str, Any]
-"""What a process computes: tensors, numbers and texts by name."""
+"""The results of a process: tensors, numbers and texts by name."""
 
 Data = tuple[Tensor, Tensor, Tensor | None]
 """Views, labels, and the mask of known labels."""
