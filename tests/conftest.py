@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def without_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of two processes with a common process group."""
+    """Return the results of two processes in one process group, which all tests share."""
     from helpers import images, processes
 
     folder = tmp_path_factory.mktemp("two_processes")
@@ -64,24 +65,39 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases outside a pairwise cover as exhaustive, and run each file in one worker, slow files first."""
-    grids: dict[str, list[pytest.Function]] = defaultdict(list)
+    """Choose the cases and the worker of each test, and the order of the files."""
+    tests = []
     for item in items:
         assert isinstance(item, pytest.Function)
-        if item.get_closest_marker("pairwise"):
-            grids[item.nodeid.partition("[")[0]].append(item)
-        if "two_processes" in item.fixturenames:
-            item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("two_processes"))
-        elif item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        tests.append(item)
+    for test in tests:
+        _choose_worker(test)
+    _mark_cases_outside_a_pairwise_cover(tests)
+    slow_tests = Counter(test.path for test in tests if test.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow_tests[item.path])  # a slow file that starts last would keep one worker busy alone
+
+
+def _choose_worker(test: pytest.Function) -> None:
+    """Run all tests of a file, and all tests of two processes, in one worker, so that they share their fixtures."""
+    if "two_processes" in test.fixturenames:
+        test.add_marker(pytest.mark.slow)
+        test.add_marker(pytest.mark.xdist_group("two_processes"))
+    elif test.get_closest_marker("xdist_group") is None:
+        test.add_marker(pytest.mark.xdist_group(test.path.stem))
+
+
+def _mark_cases_outside_a_pairwise_cover(tests: Iterable[pytest.Function]) -> None:
+    """Mark the cases of a pairwise test as exhaustive, except for those that cover all pairs of values."""
+    grids: dict[str, list[pytest.Function]] = defaultdict(list)
+    for test in tests:
+        if test.get_closest_marker("pairwise"):
+            name_without_case = test.nodeid.partition("[")[0]
+            grids[name_without_case].append(test)
     for cases in grids.values():
-        chosen = pairwise_cover([case.callspec.params for case in cases])
+        cover = pairwise_cover([case.callspec.params for case in cases])
         for index, case in enumerate(cases):
-            if index not in chosen:
+            if index not in cover:
                 case.add_marker(pytest.mark.exhaustive)
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,8 @@ import re
 import statistics
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Protocol
 
 import pytest
 import torch
@@ -17,13 +19,30 @@ import step
 from probmcl.methods import find_method
 from similarity_report import Row
 
+SIZES = ("--rows", "6", "--classes", "4", "--dims", "16")
+"""Options of a fast measurement of the similarity."""
 
-def run(script: object, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["script", *flags])
-    script.main()  # type: ignore[attr-defined]
+needs_meminfo = pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="this system does not tell free memory")
+
+
+class Run(Protocol):
+    """Runs the script of a module with options, and returns what it prints."""
+
+    def __call__(self, script: ModuleType, *options: str) -> str: ...
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(script: ModuleType, *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["script", *options])
+        script.main()
+        return capsys.readouterr().out
+
+    return run
 
 
 def row(variant: str, classes: int = 80, *, seconds: tuple[float, ...] = (), **others: float) -> Row:
+    """Make the measurements of a variant at 128 dimensions."""
     return Row(128, classes, variant, classes, error_rows=4, seconds=list(seconds), **others)  # type: ignore[arg-type]
 
 
@@ -31,9 +50,7 @@ class TestBaselines:
     @pytest.mark.parametrize("dim", [1, 16, 128])
     @pytest.mark.parametrize("variant", ["naive", "truth"])
     def test_baselines_match_the_package(self, variant: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            plain_similarity, "TILE", 12
-        )  # six rows: tiles of two components, and one of a single component
+        monkeypatch.setattr(plain_similarity, "TILE", 12)  # six rows: tiles of two components, and one of one component
         result = similarity.from_parameters(variant, 6, 5, dim, torch.float64)
         expected = similarity.from_parameters("tiled", 6, 5, dim, torch.float64)
         assert len(result) == 4
@@ -63,19 +80,31 @@ class TestMemory:
         bytearray(b"x") * 64_000_000
         assert 60e6 < similarity.peak() - before < 80e6
 
-    def test_naive_respects_its_limit_and_free_memory(self) -> None:
-        assert similarity.fits(argparse.Namespace(naive_memory=1.0), 1e6)
-        assert not similarity.fits(argparse.Namespace(naive_memory=1.0), 2e9)
-        if Path("/proc/meminfo").exists():
-            assert not similarity.fits(argparse.Namespace(naive_memory=1e12), 1e18)
+    @pytest.mark.parametrize(
+        ("limit", "needed", "fits"),
+        [
+            pytest.param(1.0, 1e6, True, id="fits"),
+            pytest.param(1.0, 2e9, False, id="more than the limit"),
+            pytest.param(1e12, 1e18, False, id="more than free memory", marks=needs_meminfo),
+        ],
+    )
+    def test_naive_respects_its_limit_and_free_memory(self, limit: float, needed: float, fits: bool) -> None:
+        assert similarity.fits(argparse.Namespace(naive_memory=limit), needed) == fits
 
 
 class TestReport:
-    def test_note_of_values_that_were_not_measured(self) -> None:
-        assert row("features", seconds=(1.0,)).note == ""
-        assert row("tiled", predicted_seconds=7.0, seconds=(1.0,)).note == ""
-        assert row("tiled", predicted_seconds=7.0).note == "extrapolated"
-        assert row("naive", predicted_bytes=15.1e12).note == "not run (predicted 15,100 GB)"
+    @pytest.mark.parametrize(
+        ("measured", "note"),
+        [
+            (row("features", seconds=(1.0,)), ""),
+            (row("tiled", predicted_seconds=7.0, seconds=(1.0,)), ""),
+            (row("tiled", predicted_seconds=7.0), "extrapolated"),
+            (row("naive", predicted_bytes=15.1e12), "not run (predicted 15,100 GB)"),
+        ],
+        ids=["measured", "predicted and measured", "predicted", "too large"],
+    )
+    def test_note_of_values_that_were_not_measured(self, measured: Row, note: str) -> None:
+        assert measured.note == note
 
     def test_ratios_of_medians_and_best_times_have_notes(self) -> None:
         rows = [
@@ -104,13 +133,12 @@ class TestReport:
 class TestSimilarity:
     @pytest.mark.exhaustive
     def test_prints_a_table_and_ratios_and_writes_all_results(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
         """Memory is measured in one process per variant, which takes seconds to start, so only two variants run."""
         monkeypatch.setattr(similarity_report, "draw", lambda rows, file: file.touch())
-        sizes = ("--rows", "6", "--classes", "4", "--dims", "16", "--rounds", "2")
-        run(similarity, monkeypatch, *sizes, "--variants", "naive", "features", "--out", str(tmp_path / "new"))
-        printed = capsys.readouterr().out
+        options = ("--rounds", "2", "--variants", "naive", "features", "--out", str(tmp_path / "new"))
+        printed = run(similarity, *SIZES, *options)
         assert "round 2 of 2: features" in printed
         assert "naive at C = 4 / features at C = 4:" in printed
         report = json.loads((tmp_path / "new/similarity.json").read_text())
@@ -126,58 +154,54 @@ class TestSimilarity:
             assert 0 <= result["gradient_error"] < 1e-4
             assert result["error_rows"] == 6
 
-    def test_expensive_variants_are_predicted(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        sizes = ("--rows", "6", "--classes", "4", "--dims", "16", "--variants", "naive", "tiled")
-        run(similarity, monkeypatch, *sizes, "--naive-memory", "0", "--patience", "0")
-        printed = capsys.readouterr().out
+    def test_expensive_variants_are_predicted(self, run: Run) -> None:
+        printed = run(similarity, *SIZES, "--variants", "naive", "tiled", "--naive-memory", "0", "--patience", "0")
         assert "| naive | – | – | – | – | – | 6 | not run (predicted 2.07e-05 GB) |" in printed
         assert "| extrapolated |" in printed
 
-    def test_missing_matplotlib_is_reported(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_missing_matplotlib_is_reported(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        sizes = ("--rows", "4", "--classes", "2", "--dims", "2", "--variants", "naive", "--naive-memory", "0")
-        run(similarity, monkeypatch, *sizes, "--out", str(tmp_path))
-        assert "pip install matplotlib" in capsys.readouterr().out
+        printed = run(similarity, *SIZES, "--variants", "naive", "--naive-memory", "0", "--out", str(tmp_path))
+        assert "pip install matplotlib" in printed
         assert [path.name for path in tmp_path.iterdir()] == ["similarity.json"]
 
 
 class TestStep:
-    def test_prints_the_parts_and_the_ratio_of_each_preset(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    ARGUMENTS = argparse.Namespace(
+        encoder="test_resnet", image_size=32, images=2, classes=3, device=torch.device("cpu")
+    )
+
+    def test_prints_the_parts_and_the_ratio_of_each_preset(self, run: Run) -> None:
         sizes = ("--encoder", "test_resnet", "--image-size", "32", "--images", "3", "--classes", "4")
-        run(step, monkeypatch, *sizes, "--rounds", "2")
-        printed = capsys.readouterr().out
+        printed = run(step, *sizes, "--rounds", "2")
         assert "| ms | bare encoder | default | paper |" in printed
-        parts = {
-            cells[0]: [float(x) for x in cells[1:]]
-            for line in printed.splitlines()
-            if (cells := line.strip("| ").split(" | "))[0] in step.PARTS
-        }
-        assert list(parts) == list(step.PARTS)
-        assert parts["similarity"][0] == parts["mixture head"][0] == 0
-        assert all(x > 0 for part in step.PARTS for x in parts[part][1:])
+        milliseconds = {}
+        for line in printed.splitlines():
+            part, *cells = line.strip("| ").split(" | ")
+            if part in step.PARTS:
+                milliseconds[part] = [float(cell) for cell in cells]
+        assert list(milliseconds) == list(step.PARTS)
+        for _, *presets in milliseconds.values():
+            assert min(presets) > 0
+        assert milliseconds["similarity"][0] == 0
+        assert milliseconds["mixture head"][0] == 0
         for preset in ("default", "paper"):
             assert re.search(rf"{preset} preset / bare encoder: \d+\.\d{{3}} \(median\)", printed)
 
     def test_parts_of_a_step_sum_to_the_whole(self) -> None:
-        device = torch.device("cpu")
-        args = argparse.Namespace(encoder="test_resnet", image_size=32, images=2, classes=3, device=device)
-        for method in step.build_methods(args).values():
-            watch = step.attach_stopwatch(method, device)
+        *parts, whole = step.PARTS
+        for method in step.build_methods(self.ARGUMENTS).values():
+            watch = step.attach_stopwatch(method, self.ARGUMENTS.device)
             before = [parameter.clone() for parameter in method.parameters()]
-            milliseconds = step.stepper(method, watch, step.random_batch(args))()
-            assert watch.spent["whole step"] == [milliseconds]
-            assert sum(watch.spent[part][0] for part in step.PARTS[:-1]) == pytest.approx(milliseconds)
-            assert any(not torch.equal(a, b) for a, b in zip(before, method.parameters(), strict=True))
+            train_one_step = step.stepper(method, watch, step.random_batch(self.ARGUMENTS))
+            milliseconds = train_one_step()
+            assert watch.spent[whole] == [milliseconds]
+            assert sum(watch.spent[part][0] for part in parts) == pytest.approx(milliseconds)
+            assert any(not torch.equal(old, new) for old, new in zip(before, method.parameters(), strict=True))
 
     def test_all_methods_start_from_the_same_weights(self) -> None:
-        args = argparse.Namespace(encoder="test_resnet", image_size=32, images=2, classes=3, device=torch.device("cpu"))
-        first, *others = (method.encoder.state_dict() for method in step.build_methods(args).values())
+        methods = step.build_methods(self.ARGUMENTS).values()
+        first, *others = [method.encoder.state_dict() for method in methods]
         assert len(others) == len(find_method("probmcl").presets)
         for other in others:
             assert all(torch.equal(first[key], other[key]) for key in first)

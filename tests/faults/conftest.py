@@ -20,13 +20,14 @@ SMALL = [
 """Options of a training that takes about a second."""
 
 SPLITS = ["train"] * 24 + ["val"] * 12 + ["test"] * 12
+"""The split of each photograph."""
 
 CopyRun = Callable[[], Path]
 
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    """Runs `probmcl` in a process of its own."""
+    """A function that runs `probmcl` in a process of its own."""
     with open_commands(tmp_path_factory.mktemp("commands")) as commands:
         yield commands
 
@@ -71,7 +72,7 @@ def unfinished(interrupted_run: Path, tmp_path: Path) -> Path:
 def finished_comparison(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished comparison on the photographs; read only."""
     folder = tmp_path_factory.mktemp("comparisons") / "finished"
-    options = [part for part in SMALL if part not in ("--method", "bce")]
+    options = [word for word in SMALL if word not in ("--method", "bce")]  # a comparison has --methods
     ended = command("compare", photos, *options, "--methods", "bce", "--seeds", "1", "--out", folder)
     assert ended.code == 0, ended.text
     return folder
@@ -85,6 +86,6 @@ def comparison(finished_comparison: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(case: Crafted, request: pytest.FixtureRequest) -> Path:
-    """The folder that a case of `helpers.crafted` changes."""
-    made: Path = request.getfixturevalue(case.folder)
-    return made
+    """The copy of a folder that a case of `helpers.crafted` changes: `run`, `unfinished` or `comparison`."""
+    copy: Path = request.getfixturevalue(case.folder)
+    return copy

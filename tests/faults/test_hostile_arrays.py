@@ -19,18 +19,33 @@ pytestmark = pytest.mark.slow
 # Tensors.
 
 
+NEIGHBORS = "neighbors.safetensors"
+DAMAGED = ("model.safetensors", "damaged")
+OTHER_CLASSES = "it has 2 classes; the run has 3"
+HUGE = str(2**40)
+NUMBERS = np.frombuffer(json.dumps(list(range(24))).encode(), np.uint8)
+"""A list of numbers in JSON, where a file has a list of paths."""
+
+
 def append(name: str, count: int) -> Craft:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes() + bytes(count))
+    """Append zeros to a file."""
+
+    def craft(folder: Path) -> None:
+        with (folder / name).open("ab") as file:
+            file.write(bytes(count))
+
+    return craft
 
 
 def header(text: bytes, size: int | None = None) -> Craft:
-    """Replace the model by a safetensors file that has only a header."""
-    start = struct.pack("<Q", len(text) if size is None else size)
+    """Replace the model by a safetensors file that has only a header; `size` is a wrong size of the header."""
+    claimed_size = len(text) if size is None else size
+    start = struct.pack("<Q", claimed_size)
     return lambda folder: (folder / "model.safetensors").write_bytes(start + text)
 
 
 def one_tensor(shape: str, size: int = 0) -> Craft:
-    """Replace the model by a header with one tensor."""
+    """Replace the model by a header with one tensor of `size` bytes, which do not follow."""
     return header(f'{{"a": {{"dtype": "F32", "shape": [{shape}], "data_offsets": [0, {size}]}}}}'.encode())
 
 
@@ -38,16 +53,11 @@ def tensors(**values: Any) -> Craft:
     """Replace tensors of the training images."""
 
     def craft(folder: Path) -> None:
-        path = folder / "neighbors.safetensors"
+        path = folder / NEIGHBORS
         save_file({**load_file(path), **values}, path)
 
     return craft
 
-
-HUGE = "1099511627776"
-NUMBERS = np.frombuffer(json.dumps([*range(24)]).encode(), np.uint8)
-DAMAGED = ("model.safetensors", "damaged")
-NEIGHBORS = "neighbors.safetensors"
 
 TENSORS: dict[str, Crafted] = {
     "more bytes": Crafted(
@@ -88,33 +98,43 @@ TENSORS: dict[str, Crafted] = {
 # Scores.
 
 WriteArray = Callable[[IO[bytes]], object]
+"""A function that writes the content of a .npy file."""
 
 
-def arrays(name: str, **values: WriteArray) -> Craft:
-    """Replace arrays of an .npz file."""
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file."""
+    with np.load(path) as file:
+        return dict(file)
+
+
+def scores(**values: WriteArray) -> Craft:
+    """Replace arrays of the test scores."""
 
     def craft(folder: Path) -> None:
-        path = folder / "predictions" / name
-        with np.load(path) as file:
-            old = {key: file[key] for key in file}
+        path = folder / "predictions" / "test.npz"
+        contents: dict[str, WriteArray] = {key: array(old) for key, old in read_arrays(path).items()}
+        contents |= values
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for key, array in old.items():
+            for key, write in contents.items():
                 with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
-                    values[key](entry) if key in values else np.lib.format.write_array(entry, array)
+                    write(entry)
 
     return craft
 
 
+def array(values: Any) -> WriteArray:
+    """Return a function that writes an array."""
+    return lambda file: np.lib.format.write_array(file, np.asarray(values))
+
+
 def array_header(*shape: int) -> WriteArray:
+    """Return a function that writes the header of an array with this shape, without the array."""
     description = {"descr": "<f4", "fortran_order": False, "shape": shape}
     return lambda file: np.lib.format.write_array_header_1_0(file, description)
 
 
-def array(values: Any) -> WriteArray:
-    return lambda file: np.lib.format.write_array(file, np.asarray(values))
-
-
 def zip_bomb(file: IO[bytes]) -> None:
+    """Write an array of 5 GB that is zero, and therefore small in a zip file."""
     array_header(1_250_000_000, 1)(file)
     for _ in range(500):
         file.write(bytes(10_000_000))
@@ -132,17 +152,19 @@ def held_out(damage: Callable[[Path], None]) -> Craft:
 
 def encrypt(path: Path) -> None:
     """Set the flag of encrypted content in all entries of a zip file."""
-    archive = path.read_bytes()
-    for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        first, *parts = archive.split(signature)
-        marked = [part[: flags - 4] + bytes([part[flags - 4] | 1]) + part[flags - 3 :] for part in parts]
-        archive = signature.join([first, *marked])
+    archive = bytearray(path.read_bytes())
+    # The flags of an entry are in its header and in the directory at the end, at these distances from a signature.
+    for signature, distance in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        position = archive.find(signature)
+        while position >= 0:
+            archive[position + distance] |= 1
+            position = archive.find(signature, position + 1)
     path.write_bytes(archive)
 
 
 def delete_rows(path: Path) -> None:
-    with np.load(path) as file:
-        empty = {key: file[key][:0] for key in file}
+    """Delete the rows of all arrays of an .npz file."""
+    empty: dict[str, Any] = {key: values[:0] for key, values in read_arrays(path).items()}
     np.savez_compressed(path, **empty)
 
 
@@ -152,21 +174,23 @@ def without_a_class(split: str) -> Craft:
     def craft(folder: Path) -> None:
         edit(folder / "calibration.json", predictions="val")
         path = folder / "predictions" / f"{split}.npz"
-        with np.load(path) as file:
-            kept = {key: file[key][:, :2] if file[key].ndim == 2 else file[key] for key in file}
+        kept: dict[str, Any] = read_arrays(path)
+        for key, values in kept.items():
+            if values.ndim == 2:  # images and classes; the paths of the images have one dimension
+                kept[key] = values[:, :2]
         np.savez_compressed(path, **kept)
 
     return craft
 
 
-TWO_CLASSES = {
-    key: array(np.zeros((12, 2), kind)) for key, kind in {"scores": "f4", "labels": "f4", "known": "?"}.items()
-}
-OTHER_CLASSES = "it has 2 classes; the run has 3"
-
-
-def scores(**values: WriteArray) -> Craft:
-    return arrays("test.npz", **values)
+def candidate_of_two_classes(folder: Path) -> None:
+    """Delete a class from the test scores of a candidate of a comparison."""
+    craft = scores(
+        scores=array(np.zeros((12, 2), "f4")),
+        labels=array(np.zeros((12, 2), "f4")),
+        known=array(np.zeros((12, 2), "?")),
+    )
+    craft(folder / "seed-0" / "frozen")
 
 
 SCORES: dict[str, Crafted] = {
@@ -191,10 +215,7 @@ SCORES: dict[str, Crafted] = {
         without_a_class("val"), (*PREDICT, "--abstain", "0.1"), ("val.npz", OTHER_CLASSES)
     ),
     "compared scores of other classes": Crafted(
-        lambda folder: scores(**TWO_CLASSES)(folder / "seed-0" / "frozen"),
-        COMPARE,
-        ("test.npz", OTHER_CLASSES),
-        "comparison",
+        candidate_of_two_classes, COMPARE, ("test.npz", OTHER_CLASSES), "comparison"
     ),
 }
 

@@ -7,7 +7,6 @@ each file shows that the commands read it through that boundary.
 import json
 import os
 import struct
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ import pytest
 
 from faults.conftest import NO_REPORT
 from helpers.crafted import (
+    ADD,
     COMPARE,
     DELETED,
+    EVALUATE,
     PREDICT,
     REPORT,
     RESUME,
@@ -31,7 +32,7 @@ from helpers.crafted import (
     check_refused,
     content,
 )
-from helpers.faults import Commands, edit, refused, relist
+from helpers.faults import Commands, edit, relist
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ JSON: dict[str, Crafted] = {
     ),
     "split.csv": Crafted(
         content("split.csv", "path,split\na.jpg,trian\n"),
-        ("evaluate", "FOLDER"),
+        EVALUATE,
         ("split.csv, row 2, split: invalid value 'trian'",),
     ),
     "images.csv": Crafted(
@@ -171,22 +172,73 @@ JSON: dict[str, Crafted] = {
     ),
 }
 
+# Pipes, links, missing files, and files that the manifest does not list.
+
+
+def pipe(name: str) -> Craft:
+    """Replace a file by a named pipe."""
+
+    def craft(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return craft
+
+
+def link(name: str) -> Craft:
+    """Replace a file by a link to its content."""
+
+    def craft(folder: Path) -> None:
+        (folder / name).rename(folder / "elsewhere")
+        (folder / name).symlink_to(folder / "elsewhere")
+
+    return craft
+
+
+def unlisted(name: str) -> Craft:
+    """Delete the entry of a file in the manifest."""
+
+    def craft(folder: Path) -> None:
+        entries = json.loads((folder / "manifest.json").read_text())["files"]
+        del entries[name]
+        edit(folder / "manifest.json", files=entries)
+
+    return craft
+
+
+FILES: dict[str, Crafted] = {
+    "pipe as labels.json": Crafted(pipe("labels.json"), EVALUATE, ("labels.json",)),
+    "pipe as split.csv": Crafted(pipe("split.csv"), EVALUATE, ("split.csv",)),
+    "pipe as model.safetensors": Crafted(pipe("model.safetensors"), EVALUATE, ("model.safetensors",)),
+    "missing manifest": Crafted(lambda folder: (folder / "manifest.json").unlink(), PREDICT, ("manifest.json",)),
+    "unlisted model": Crafted(
+        unlisted("model.safetensors"), PREDICT, ("model.safetensors", "is not listed in manifest.json")
+    ),
+    "unlisted labels": Crafted(unlisted("labels.json"), PREDICT, ("labels.json", "is not listed in manifest.json")),
+    "unlisted calibration": Crafted(
+        unlisted("calibration.json"), PREDICT, ("calibration.json", "is not listed in manifest.json")
+    ),
+}
+
 # Models.
 
 
-def chain(count: int) -> list[str]:
+def class_names(count: int) -> list[str]:
     return [f"class {number}" for number in range(count)]
 
 
 def classes(count: int, hierarchy: dict[str, str] | None = None) -> Craft:
-    return changes("labels.json", names=chain(count), counts=[1] * count, hierarchy=hierarchy)
+    """Replace the classes by this many others."""
+    return changes("labels.json", names=class_names(count), counts=[1] * count, hierarchy=hierarchy)
 
 
 def model(method: str, **settings: Any) -> Craft:
+    """Replace the method of the model and its settings."""
     return changes("run.json", model={"method": method, "settings": settings})
 
 
 def graph_of_many_classes(folder: Path) -> None:
+    """Replace the method by one that has a graph of the classes, of which there are many."""
     classes(50_000)(folder)
     model("ml_gcn")(folder)
 
@@ -195,7 +247,7 @@ MODELS: dict[str, Crafted] = {
     "too many classes": Crafted(classes(200_000), PREDICT, ("labels.json: 200,000 classes; the limit is 100,000",)),
     "many classes": Crafted(classes(100_000), PREDICT, ("model.safetensors does not match", "linear.weight")),
     "long hierarchy": Crafted(
-        classes(100_000, dict(pairwise(chain(100_000)))), PREDICT, ("model.safetensors does not match",)
+        classes(100_000, dict(pairwise(class_names(100_000)))), PREDICT, ("model.safetensors does not match",)
     ),
     "graph of many classes": Crafted(graph_of_many_classes, PREDICT, ("model.safetensors does not match",)),
     "huge image": Crafted(
@@ -236,6 +288,11 @@ def test_crafted_json_is_refused_with_the_file_and_the_place(
     assert "--" not in ended.stderr.replace("--resume", "")  # text of a file is not taken for a call
 
 
+@cases(FILES, *FILES)
+def test_crafted_files_are_refused(command: Commands, folder: Path, photos: Path, case: Crafted) -> None:
+    check_refused(case, command, folder, photos)
+
+
 @cases(MODELS, "too many classes", "many classes", "graph of many classes", "huge image", "huge encoder", "ml_gcn")
 def test_crafted_model_is_refused_before_it_is_allocated(
     command: Commands, folder: Path, photos: Path, case: Crafted
@@ -271,51 +328,39 @@ def test_class_name_cannot_look_like_other_output(command: Commands, run: Path, 
 # Comparisons.
 
 
-def lines(**values: Any) -> Craft:
-    """Change keys of every result."""
+def results(**values: Any) -> Craft:
+    """Set keys of every result of a comparison."""
 
     def craft(folder: Path) -> None:
         path = folder / "results.jsonl"
-        results = [json.loads(line) for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps({**result, **values}) + "\n" for result in results))
+        lines = []
+        for line in path.read_text().splitlines():
+            result = json.loads(line)
+            lines.append(json.dumps({**result, **values}) + "\n")
+        path.write_text("".join(lines))
 
     return craft
 
 
-def elsewhere(make: Callable[[Path, Path], object]) -> Craft:
-    """Replace the results by something that refers to another file."""
-
-    def craft(folder: Path) -> None:
-        path = folder / "results.jsonl"
-        path.rename(folder / "elsewhere")
-        make(path, folder / "elsewhere")
-
-    return craft
+def added(craft: Craft, *texts: str) -> Crafted:
+    """Return a case in which a changed comparison is added to another one."""
+    return Crafted(craft, ADD, texts, "comparison")
 
 
-@pytest.mark.parametrize(
-    ("craft", "text"),
-    [
-        pytest.param(lines(seed="x"), "results.jsonl, line 1: seed: expected int, got str", id="type"),
-        pytest.param(lines(evil=1), "line 1: unknown key 'evil'", id="key", marks=pytest.mark.exhaustive),
-        pytest.param(lines(fingerprint={}), "line 1: fingerprint: missing", id="part", marks=pytest.mark.exhaustive),
-        pytest.param(lines(predictions="../a.npz"), "is outside the folder", id="path"),
-        pytest.param(lines(predictions="/etc/passwd"), "is outside", id="absolute", marks=pytest.mark.exhaustive),
-        pytest.param(
-            content("results.jsonl", '{"a":' * 100_000), "results.jsonl", id="deep", marks=pytest.mark.exhaustive
-        ),
-        pytest.param(elsewhere(lambda path, _: os.mkfifo(path)), "results.jsonl", id="pipe"),
-        pytest.param(
-            elsewhere(lambda path, other: path.symlink_to(other)),
-            "results.jsonl",
-            id="link",
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-)
+RESULTS: dict[str, Crafted] = {
+    "type": added(results(seed="x"), "results.jsonl, line 1: seed: expected int, got str"),
+    "key": added(results(evil=1), "line 1: unknown key 'evil'"),
+    "part": added(results(fingerprint={}), "line 1: fingerprint: missing"),
+    "path": added(results(predictions="../a.npz"), "is outside the folder"),
+    "absolute": added(results(predictions="/etc/passwd"), "is outside"),
+    "deep": added(content("results.jsonl", '{"a":' * 100_000), "results.jsonl"),
+    "pipe": added(pipe("results.jsonl"), "results.jsonl"),
+    "link": added(link("results.jsonl"), "results.jsonl"),
+}
+
+
+@cases(RESULTS, "type", "path", "pipe")
 def test_crafted_results_are_not_added(
-    command: Commands, finished_comparison: Path, comparison: Path, craft: Craft, text: str
+    command: Commands, finished_comparison: Path, folder: Path, photos: Path, case: Crafted
 ) -> None:
-    craft(comparison)
-    words: list[str | Path] = ["compare", "--resume", finished_comparison, "--add", comparison, *NO_REPORT]
-    refused(command(*words, timeout=SECONDS), text)
+    check_refused(case, command, folder, photos, finished=finished_comparison)

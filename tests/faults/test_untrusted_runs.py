@@ -2,32 +2,41 @@
 
 import itertools
 import json
-import os
 import shutil
 import signal
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
+from helpers.crafted import RESUME, Crafted, cases, change, check_refused
 from helpers.faults import Commands, edit, kill_after, refused, relist
 
 pytestmark = pytest.mark.slow
 
+LOADED_MODULES: dict[str, Crafted] = {
+    method: Crafted(change("config.json", "jobs.0.method", method), RESUME, (method,), "unfinished")
+    for method in ("os:system", "builtins:exec", "probmcl.runtime.files:write_json")
+}
+
 
 def edit_header(path: Path, old: str, new: str) -> None:
-    """Replace text in the header of a safetensors file, including its checksum if it has one."""
+    """Replace text in the facts of a safetensors file, and delete their checksum.
+
+    Such a file starts with the size of the header in 8 bytes and the header, and the tensors follow.
+    """
     content = path.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     header = json.loads(content[8 : 8 + size])
-    metadata = header["__metadata__"]
-    own = json.loads(metadata["probmcl"])
-    metadata["probmcl"] = json.dumps({"facts": own["facts"].replace(old, new)})
+    tensors = content[8 + size :]
+    facts = json.loads(header["__metadata__"]["probmcl"])["facts"]
+    header["__metadata__"]["probmcl"] = json.dumps({"facts": facts.replace(old, new)})
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    text += b" " * (-len(text) % 8)  # the tensors start at a multiple of 8 bytes
+    path.write_bytes(struct.pack("<Q", len(text)) + text + tensors)
 
 
 def write_code(run: Path) -> None:
@@ -54,13 +63,19 @@ def test_no_command_imports_a_file_that_the_run_names(
     command: Commands, run: Path, photos: Path, words: list[str]
 ) -> None:
     write_code(run)
-    edit(run / "run.json", model={"method": f"{run}/notes.py:f", "settings": {}})
-    config = json.loads((run / "config.json").read_text())
-    edit(run / "config.json", jobs=[{**config["jobs"][0], "method": f"{run}/notes.py:f"}])
+    method = f"{run}/notes.py:f"
+    edit(run / "run.json", model={"method": method, "settings": {}})
+    change("config.json", "jobs.0.method", method)(run)
     relist(run)
-    ended = command(*words, run, *([photos] if words == ["predict"] else []))
+    data = [photos] if words == ["predict"] else []
+    ended = command(*words, run, *data)
     assert not (run / "executed").exists()
     refused(ended, "notes.py")
+
+
+def modification_times(folder: Path) -> dict[Path, int]:
+    """Return the modification time of everything inside of a folder."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 LINKED_FOLDERS = itertools.product(["run", "unfinished"], ["checkpoints", "predictions", "frozen", "contrastive"])
@@ -74,15 +89,16 @@ SAMPLED_FOLDERS = (("unfinished", "checkpoints"), ("run", "predictions"))
 def test_folder_behind_a_link_is_not_touched(
     command: Commands, request: pytest.FixtureRequest, tmp_path: Path, state: str, name: str
 ) -> None:
-    run, victim = request.getfixturevalue(state), tmp_path / "victim"
+    run = request.getfixturevalue(state)
+    victim = tmp_path / "victim"
     if (run / name).exists():
         shutil.move(run / name, victim)
     (victim / "precious").mkdir(parents=True)
     (victim / "precious" / "thesis.tex").write_text("years of work")
     (run / name).symlink_to(victim)
-    before = {path: path.stat().st_mtime_ns for path in victim.rglob("*")}
+    before = modification_times(victim)
     ended = command("train", "--resume", run, *NO_REPORT)
-    assert {path: path.stat().st_mtime_ns for path in victim.rglob("*")} == before
+    assert modification_times(victim) == before
     refused(ended, name, "symlink")
 
 
@@ -104,20 +120,13 @@ def test_file_behind_a_link_is_not_overwritten(command: Commands, unfinished: Pa
 
 
 def test_only_files_of_the_run_are_deleted(command: Commands, run: Path) -> None:
-    for path in ("checkpoints/mine/thesis.tex", "checkpoints/activations/thesis.tex"):
-        (run / path).parent.mkdir(parents=True, exist_ok=True)
-        (run / path).write_text("years of work")
+    theses = [run / "checkpoints/mine/thesis.tex", run / "checkpoints/activations/thesis.tex"]
+    for thesis in theses:
+        thesis.parent.mkdir(parents=True, exist_ok=True)
+        thesis.write_text("years of work")
     assert command("train", "--resume", run, *NO_REPORT).code == 0
-    assert (run / "checkpoints/mine/thesis.tex").exists()
-    assert (run / "checkpoints/activations/thesis.tex").exists()
-
-
-@pytest.mark.parametrize("name", ["labels.json", "split.csv", "model.safetensors"])
-def test_named_pipe_does_not_hang(command: Commands, run: Path, name: str) -> None:
-    (run / name).unlink()
-    os.mkfifo(run / name)
-    relist(run)
-    refused(command("evaluate", run, timeout=60.0), name)
+    for thesis in theses:
+        assert thesis.exists()
 
 
 # Paths.
@@ -129,13 +138,14 @@ def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
     ended = command("evaluate", run)
     assert ended.code == 0, ended.text
     assert str(photos) in ended.text
-    secret, table = tmp_path / "secret", tmp_path / "tables" / "labels.csv"
-    for folder in (secret, table.parent):
-        folder.mkdir()
+    secret = tmp_path / "secret"
+    secret.mkdir()
     shutil.copy(photos / "0.jpg", secret / "private.jpg")
+    table = tmp_path / "tables" / "labels.csv"
+    table.parent.mkdir()
     table.write_text((photos / "labels.csv").read_text().replace("47.jpg", str(secret / "private.jpg")))
-    metadata = json.loads((run / "run.json").read_text())
-    edit(run / "run.json", data={**metadata["data"], "data": str(table), "images": str(photos)})
+    change("run.json", "data.data", str(table))(run)
+    change("run.json", "data.images", str(photos))(run)
     relist(run)
     refused(command("evaluate", run), str(table), "outside the data of the run")
     edit(run / "run.json", data={"data": str(table), "images": str(photos)})
@@ -148,33 +158,33 @@ def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
 def test_report_shows_no_image_outside_the_data(
     command: Commands, run: Path, photos: Path, tmp_path: Path, data: str
 ) -> None:
-    metadata = json.loads((run / "run.json").read_text())
-    elsewhere = {**metadata["data"], "data": str(tmp_path), "images": None, "roots": [str(tmp_path / "photos")]}
-    edit(run / "run.json", data=None if data == "null" else elsewhere)
+    if data == "null":
+        change("run.json", "data", None)(run)
+        reasons = ["does not name the folder of its images"]
+    else:
+        change("run.json", "data.data", str(tmp_path))(run)
+        change("run.json", "data.images", None)(run)
+        change("run.json", "data.roots", [str(tmp_path / "photos")])(run)
+        reasons = [str(photos), "is outside the data of the run"]
     relist(run)
     ended = command("report", run)
     assert ended.code == 0, ended.text
-    if data == "elsewhere":
-        assert str(photos) in ended.stderr
-        assert "is outside the data of the run" in ended.stderr
-    else:
-        assert "does not name the folder of its images" in ended.stderr
+    for reason in reasons:
+        assert reason in ended.stderr
     assert "data:image/jpeg" not in (run / "report.html").read_text()
     assert json.loads((run / "report.json").read_text())["embedding"] is None
 
 
 def test_resume_reads_the_data_that_the_user_names(command: Commands, unfinished: Path, photos: Path) -> None:
-    metadata = json.loads((unfinished / "run.json").read_text())
-    edit(unfinished / "run.json", data={**metadata["data"], "roots": [str(photos / "elsewhere")]})
+    change("run.json", "data.roots", [str(photos / "elsewhere")])(unfinished)
     relist(unfinished)
     refused(command("train", "--resume", unfinished, *NO_REPORT), str(photos), "outside the data of the run")
     assert command("train", photos, "--resume", unfinished, *NO_REPORT).code == 0
 
 
 def test_resume_reads_no_weights_that_only_the_run_names(command: Commands, unfinished: Path, tmp_path: Path) -> None:
-    config = json.loads((unfinished / "config.json").read_text())
     weights = str(tmp_path / "weights.safetensors")
-    edit(unfinished / "config.json", encoder={**config["encoder"], "weights": weights})
+    change("config.json", "encoder.weights", weights)(unfinished)
     relist(unfinished)
     refused(command("train", "--resume", unfinished, *NO_REPORT), weights, "files that only a run folder names are not")
 
@@ -188,24 +198,26 @@ def test_resume_does_not_write_to_a_cache_that_only_the_run_names(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("name", ["../../victim", "/tmp/victim", "a/../../../victim", "victim/x", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["../../victim", "/tmp/victim", "a/../../../victim", "victim/x", pytest.param("x" * 300, id="too long for a file")],
+)
 def test_name_of_a_job_is_not_a_path(command: Commands, unfinished: Path, tmp_path: Path, name: str) -> None:
-    config = json.loads((unfinished / "config.json").read_text())
-    edit(unfinished / "config.json", jobs=[{**config["jobs"][0], "name": name or "x" * 300}])
+    def existing_files() -> set[Path]:
+        return {*tmp_path.rglob("*"), *unfinished.parents[1].glob("*")}
+
+    change("config.json", "jobs.0.name", name)(unfinished)
     for file in ("plan.json", "costs.json"):
         (unfinished / "checkpoints" / file).unlink(missing_ok=True)
     relist(unfinished)
-    before = set(tmp_path.rglob("*")) | set(unfinished.parents[1].glob("*"))
+    before = existing_files()
     refused(command("train", "--resume", unfinished, *NO_REPORT), "name")
-    assert set(tmp_path.rglob("*")) | set(unfinished.parents[1].glob("*")) == before
+    assert existing_files() == before
 
 
-@pytest.mark.parametrize("method", ["os:system", "builtins:exec", "probmcl.runtime.files:write_json"])
-def test_loaded_modules_are_no_methods(command: Commands, unfinished: Path, method: str) -> None:
-    config = json.loads((unfinished / "config.json").read_text())
-    edit(unfinished / "config.json", jobs=[{**config["jobs"][0], "method": method}])
-    relist(unfinished)
-    refused(command("train", "--resume", unfinished, *NO_REPORT), method)
+@cases(LOADED_MODULES, *LOADED_MODULES)
+def test_loaded_modules_are_no_methods(command: Commands, folder: Path, photos: Path, case: Crafted) -> None:
+    check_refused(case, command, folder, photos)
 
 
 # Formats.
@@ -226,27 +238,36 @@ def test_every_json_file_has_a_schema_version(
 # Manifest.
 
 
-@pytest.mark.parametrize("damage", ["truncate", "empty", "delete", "flip"])
-@pytest.mark.parametrize("name", ["split.csv", "labels.json", "model.safetensors", "preprocessing.json"])
-def test_damaged_file_is_refused_by_name(command: Commands, run: Path, name: str, damage: str) -> None:
-    path = run / name
+def truncate(path: Path) -> None:
+    """Cut a file in the middle; a table keeps nine complete rows, so that it can still be read."""
     content = path.read_bytes()
-    if damage == "truncate" and name == "split.csv":
+    if path.suffix == ".csv":
         path.write_bytes(b"".join(content.splitlines(keepends=True)[:10]))
-    elif damage == "truncate":
-        path.write_bytes(content[: len(content) // 2])
-    elif damage == "empty":
-        path.write_bytes(content.splitlines(keepends=True)[0] if name == "split.csv" else b"")
-    elif damage == "delete":
-        path.unlink()
     else:
-        path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+        path.write_bytes(content[: len(content) // 2])
+
+
+def empty(path: Path) -> None:
+    """Delete the content of a file; a table keeps its header."""
+    content = path.read_bytes()
+    header = content.splitlines(keepends=True)[0] if path.suffix == ".csv" else b""
+    path.write_bytes(header)
+
+
+def flip_bit(path: Path) -> None:
+    """Change one bit near the end of a file."""
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, Path.unlink, flip_bit], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("name", ["split.csv", "labels.json", "model.safetensors", "preprocessing.json"])
+def test_damaged_file_is_refused_by_name(
+    command: Commands, run: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    damage(run / name)
     refused(command("evaluate", run), name)
-
-
-def test_missing_manifest_is_refused(command: Commands, run: Path, photos: Path) -> None:
-    (run / "manifest.json").unlink()
-    refused(command("predict", run, photos), "manifest.json")
 
 
 def test_commands_that_add_files_update_the_manifest(command: Commands, run: Path, photos: Path) -> None:
@@ -258,13 +279,6 @@ def test_commands_that_add_files_update_the_manifest(command: Commands, run: Pat
     assert "schema" in json.loads((run / "report.json").read_text())
     edit(run / "calibration.json", kind="none")
     refused(command("predict", run, photos), "calibration.json")
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "labels.json", "calibration.json"])
-def test_file_that_the_manifest_does_not_list_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
-    listed = json.loads((run / "manifest.json").read_text())["files"]
-    edit(run / "manifest.json", files={key: value for key, value in listed.items() if key != name})
-    refused(command("predict", run, photos), name, "is not listed in manifest.json")
 
 
 @pytest.mark.parametrize(("name", "change"), [("plan", {"epochs": {"bce": 3}}), ("bce.outcome", {"error": "a lie"})])

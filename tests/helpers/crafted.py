@@ -19,21 +19,35 @@ SECONDS = 60.0
 """Seconds after which a refused command is considered to hang; on an idle machine, most take less than one."""
 
 DELETED = object()
+"""The value of a key that `change` deletes."""
 
 Craft = Callable[[Path], object]
-Words = tuple[str, ...]
+"""A function that changes a folder."""
 
-# FOLDER, IMAGE and PHOTOS stand for the crafted folder, an image and the data.
+Words = tuple[str, ...]
+"""The words of a command after `probmcl`."""
+
+# FOLDER, IMAGE, PHOTOS, NEW and FINISHED stand for the crafted folder, an image, the data, a new folder and a finished
+# comparison.
 PREDICT: Words = ("predict", "FOLDER", "IMAGE")
 REPORT: Words = ("report", "FOLDER", "--no-images")
 CALIBRATE: Words = ("calibrate", "FOLDER")
 RESUME: Words = ("train", "--resume", "FOLDER", "--no-report")
 START: Words = ("train", "PHOTOS", "--weights", "FOLDER", "--out", "NEW", "--no-report")
 COMPARE: Words = ("compare", "--resume", "FOLDER", "--no-report")
+ADD: Words = ("compare", "--resume", "FINISHED", "--add", "FOLDER", "--no-report")
+EVALUATE: Words = ("evaluate", "FOLDER")
 
 
 class Crafted(NamedTuple):
-    """A crafted folder: the change, a command that reads it, and parts of the message."""
+    """A folder that a stranger has made, and how a command refuses it.
+
+    Attributes:
+        craft: changes the folder.
+        words: a command that reads the folder.
+        texts: parts of the message.
+        folder: the fixture with the folder before the change.
+    """
 
     craft: Craft
     words: Words
@@ -42,35 +56,44 @@ class Crafted(NamedTuple):
 
 
 def change(name: str, key: str, value: Any) -> Craft:
-    """Set a key of a JSON file, such as `jobs.0.method`; `DELETED` deletes it."""
+    """Return a change that sets a key of a JSON file, such as `jobs.0.method`; the value `DELETED` deletes it."""
 
     def craft(folder: Path) -> None:
         content = json.loads((folder / name).read_text())
-        *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]
-        inner = content
-        for part in parents:
-            inner = inner[part]
+        *outer_parts, last_part = key.split(".")
+        container = content
+        for part in outer_parts:
+            container = container[_key_or_index(part)]
+        last = _key_or_index(last_part)
         if value is DELETED:
-            del inner[last]
+            del container[last]
         else:
-            inner[last] = value
+            container[last] = value
         (folder / name).write_text(json.dumps(content))
 
     return craft
 
 
+def _key_or_index(part: str) -> str | int:
+    """Return a part of a dotted key: digits are an index of an array, anything else is a key of an object."""
+    if part.isdigit():
+        return int(part)
+    return part
+
+
 def changes(name: str, **values: Any) -> Craft:
-    """Set keys of a JSON file."""
+    """Return a change that sets keys of a JSON file at its top level."""
     return lambda folder: edit(folder / name, **values)
 
 
 def content(name: str, text: str | bytes) -> Craft:
-    """Replace a file."""
-    return lambda folder: (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    """Return a change that replaces the content of a file."""
+    new = text.encode() if isinstance(text, str) else text
+    return lambda folder: (folder / name).write_bytes(new)
 
 
 def cases(table: dict[str, Crafted], *sample: str) -> pytest.MarkDecorator:
-    """Run a test for each row of a table; those that are not in the sample are exhaustive."""
+    """Run a test for each row of a table; rows whose names are not in the sample are exhaustive."""
     assert set(sample) <= table.keys()
     rows = []
     for name, case in table.items():
@@ -79,13 +102,25 @@ def cases(table: dict[str, Crafted], *sample: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", rows)
 
 
-def check_refused(case: Crafted, command: Commands, folder: Path, photos: Path) -> Ended:
-    """Check that a command refuses a crafted folder quickly, with the expected message."""
+def check_refused(
+    case: Crafted, command: Commands, folder: Path, photos: Path, *, finished: Path | None = None
+) -> Ended:
+    """Check that a command refuses a crafted folder quickly, with the expected message.
+
+    Args:
+        case: the row of a table.
+        command: runs commands.
+        folder: the folder before the change.
+        photos: the data of the run.
+        finished: a finished comparison, if the command names one.
+    """
     case.craft(folder)
     for part in (folder, *folder.glob("seed-*")):
         relist(part)
-    named = {"FOLDER": folder, "IMAGE": photos / "1.jpg", "PHOTOS": photos, "NEW": folder.parent / "new"}
-    words = [named.get(word, word) for word in case.words]
+    paths = {"FOLDER": folder, "IMAGE": photos / "1.jpg", "PHOTOS": photos, "NEW": folder.parent / "new"}
+    if finished is not None:
+        paths["FINISHED"] = finished
+    words = [paths.get(word, word) for word in case.words]
     ended = command(*words, timeout=SECONDS, prepare=LIMITED)
     refused(ended, *case.texts)
     assert ended.peak < MEMORY

@@ -16,10 +16,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 IMPORTED_ONCE = (
     *("probmcl.inference", "probmcl.run.train", "probmcl.report.page", "probmcl.experiments.runner"),
@@ -30,9 +30,12 @@ IMPORTED_ONCE = (
 HANGS = 600.0
 """Seconds after which a command is considered to hang; a busy machine needs far less."""
 
+POLL_SECONDS = 0.005
+"""Pause between two looks at a running command."""
+
 
 class Ended(NamedTuple):
-    """An ended command. `code` is negative if a signal ended it; `peak` is its peak memory in bytes."""
+    """An ended command. `code` is negative if a signal ended the command; `peak` is its peak memory in bytes."""
 
     code: int
     stdout: str
@@ -47,56 +50,70 @@ class Ended(NamedTuple):
 
 @dataclass(eq=False)
 class Process:
-    """A running command in a process group of its own."""
+    """A running command in a process group of its own; its output is in `folder`."""
 
     server: Commands
     pid: int
     folder: Path
 
+    @property
+    def stdout(self) -> str:
+        """The output on stdout so far."""
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """The output on stderr so far."""
+        return (self.folder / "stderr").read_text(errors="replace")
+
     def output(self) -> str:
-        """Return everything that it has printed so far."""
-        return "".join((self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        """Return everything that the command has printed so far."""
+        return self.stdout + self.stderr
 
     def signal(self, number: int, *, group: bool = False) -> None:
-        """Send a signal to the process, or to its group, as a terminal does."""
-        (os.killpg if group else os.kill)(self.pid, number)
+        """Send a signal to the process, or to its whole group, as a terminal does."""
+        if group:
+            os.killpg(self.pid, number)
+        else:
+            os.kill(self.pid, number)
 
     def wait(self, timeout: float = HANGS) -> Ended:
-        """Wait until it ends. After the timeout, its group is killed and the test fails."""
+        """Wait until the command ends. After the timeout, its group is killed and the test fails."""
         reply = self.server.request(wait=self.pid, timeout=timeout)
         if reply["code"] is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self.server.request(wait=self.pid, timeout=HANGS)
             raise AssertionError(f"the command hangs; it printed:\n{self.output()}")
-        stdout, stderr = ((self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
-        return Ended(reply["code"], stdout, stderr, reply["peak"])
+        return Ended(reply["code"], self.stdout, self.stderr, reply["peak"])
 
     def wait_until(self, path: Path) -> None:
-        """Wait until a file matching the last part of `path`, which may be a pattern, exists; fail if it ends first."""
+        """Wait until a file exists; its name may be a pattern. Fail if the command ends before that."""
         self.wait_for(lambda: any(path.parent.glob(path.name)))
 
-    def wait_for(self, condition: Any) -> None:
+    def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition holds; fail if the command ends before that."""
-        end = time.monotonic() + HANGS
+        deadline = time.monotonic() + HANGS
         while not condition():
             reply = self.server.request(wait=self.pid, timeout=0.0)
             assert reply["code"] is None, f"the command ended too early:\n{self.output()}"
-            assert time.monotonic() < end, f"the condition never holds:\n{self.output()}"
-            time.sleep(0.005)
+            assert time.monotonic() < deadline, f"the condition never holds:\n{self.output()}"
+            time.sleep(POLL_SECONDS)
 
 
 class Commands:
     """Starts commands in forked processes; their output goes to files below `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.number = folder, 0
+        self.folder = folder
+        self.started = 0
+        server_command = [sys.executable, __file__]
         self.server = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            server_command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
     def request(self, **content: Any) -> dict[str, Any]:
-        """Send a request to the server and return its reply."""
+        """Send a request to the server as a line of JSON, and return its reply."""
         assert self.server.stdin
         assert self.server.stdout
         self.server.stdin.write(json.dumps(content) + "\n")
@@ -107,11 +124,17 @@ class Commands:
         self, *words: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, prepare: str = ""
     ) -> Process:
         """Start `probmcl WORDS`. `prepare` is Python code that the process runs first, for example to set limits."""
-        self.number += 1
-        folder = self.folder / str(self.number)
+        self.started += 1
+        folder = self.folder / str(self.started)
         folder.mkdir()
-        content = {"words": [*map(str, words)], "cwd": str(cwd or folder), "env": dict(env or {}), "prepare": prepare}
-        return Process(self, self.request(start=content, folder=str(folder))["pid"], folder)
+        command = {
+            "words": [str(word) for word in words],
+            "cwd": str(cwd or folder),
+            "env": dict(env or {}),
+            "prepare": prepare,
+        }
+        reply = self.request(start=command, folder=str(folder))
+        return Process(self, reply["pid"], folder)
 
     def __call__(
         self,
@@ -121,7 +144,7 @@ class Commands:
         prepare: str = "",
         timeout: float = HANGS,
     ) -> Ended:
-        """Run `probmcl WORDS` to its end."""
+        """Run `probmcl WORDS` to its end; `start` and `Process.wait` describe the arguments."""
         return self.start(*words, cwd=cwd, env=env, prepare=prepare).wait(timeout)
 
     def close(self) -> None:
@@ -144,9 +167,9 @@ def open_commands(folder: Path) -> Iterator[Commands]:
 
 
 def kill_after(pattern: str, *, count: int = 1, number: int = signal.SIGKILL) -> str:
-    """Return code for `prepare` that kills the process right after it gives a file a final name that matches a pattern.
+    """Return code for `prepare` that kills the process right after a file has got its final name.
 
-    Unlike a test that polls for the file, this always stops the process at the same place, on any machine.
+    A test that polls for the file would stop the process at another place each time; this code does not.
 
     Args:
         pattern: pattern of the file name, without its folder.
@@ -155,19 +178,20 @@ def kill_after(pattern: str, *, count: int = 1, number: int = signal.SIGKILL) ->
     """
     return f"""
 import fnmatch, os
-replace, renamed = os.replace, []
-def kill(source, target, **kwargs):
+replace = os.replace
+matching = []
+def replace_and_kill(source, target, **kwargs):
     replace(source, target, **kwargs)
     if fnmatch.fnmatch(os.path.basename(target), {pattern!r}):
-        renamed.append(target)
-        if len(renamed) == {count}:
+        matching.append(target)
+        if len(matching) == {count}:
             os.kill(os.getpid(), {int(number)})
-os.replace = kill
+os.replace = replace_and_kill
 """
 
 
 def refused(ended: Ended, *parts: str) -> None:
-    """Check that a command was refused with one message that has these parts."""
+    """Check that a command was refused with a single message, which has these parts."""
     assert ended.code == 1, ended.text
     assert "Traceback" not in ended.text
     assert ended.stderr.count("probmcl: ") == 1, ended.stderr
@@ -176,28 +200,28 @@ def refused(ended: Ended, *parts: str) -> None:
 
 
 def status(run: Path) -> str:
-    """Return the status of a run."""
-    text: str = json.loads((run / "run.json").read_text())["status"]
-    return text
+    """Return the status of a run, such as "finished"."""
+    metadata = json.loads((run / "run.json").read_text())
+    return str(metadata["status"])
 
 
 def edit(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file."""
+    """Set keys of a JSON file at its top level."""
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, **changes}))
 
 
 def relist(run: Path) -> None:
-    """Update the manifest entries of changed files, as a stranger would."""
-    path = run / "manifest.json"
-    if not path.exists():
+    """Update the sizes and checksums in the manifest, as a stranger would after changing files."""
+    manifest = run / "manifest.json"
+    if not manifest.exists():
         return
-    files = json.loads(path.read_text())["files"]
-    for name in files:
+    entries = json.loads(manifest.read_text())["files"]
+    for name in entries:
         if (run / name).is_file():
             content = (run / name).read_bytes()
-            files[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    edit(path, files=files)
+            entries[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit(manifest, files=entries)
 
 
 # The server process.
@@ -205,6 +229,27 @@ def relist(run: Path) -> None:
 
 def serve() -> None:
     """Fork a child for each request on stdin. The server never trains, because autograd does not survive a fork."""
+    _import_everything()
+    ended: dict[int, _Exit] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        reply: dict[str, Any]
+        if "start" in request:
+            reply = {"pid": _start(request["start"], Path(request["folder"]))}
+        else:
+            reply = _wait(request["wait"], request["timeout"], ended)._asdict()
+        print(json.dumps(reply), flush=True)  # noqa: T201
+
+
+class _Exit(NamedTuple):
+    """The exit code of a process, None while it runs, and its peak memory in bytes."""
+
+    code: int | None
+    peak: int
+
+
+def _import_everything() -> None:
+    """Do once what every command would do first: import modules and build an encoder."""
     import torch
 
     from probmcl.encoders import Encoder
@@ -216,63 +261,74 @@ def serve() -> None:
     stages(Encoder("test_convnext", image_size=32))  # cached, and runs without autograd
     gc.collect()
     gc.freeze()  # otherwise each child's collector would search, and thereby copy, the memory of the server
-    ended: dict[int, tuple[int, int]] = {}
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "start" in request:
-            pid = os.fork()
-            if pid == 0:
-                _run(request["start"], Path(request["folder"]))
-            reply: dict[str, Any] = {"pid": pid}
-        else:
-            code, peak = _wait(request["wait"], request["timeout"], ended)
-            reply = {"code": code, "peak": peak}
-        print(json.dumps(reply), flush=True)  # noqa: T201
 
 
-def _wait(pid: int, timeout: float, ended: dict[int, tuple[int, int]]) -> tuple[int | None, int]:
-    end = time.monotonic() + timeout
+def _start(command: Mapping[str, Any], folder: Path) -> int:
+    """Fork a child that runs a command, and return its process id; the child never returns."""
+    pid = os.fork()
+    if pid == 0:
+        _run(command, folder)
+    return pid
+
+
+def _wait(pid: int, timeout: float, ended: dict[int, _Exit]) -> _Exit:
+    """Wait at most `timeout` seconds for a child. `ended` remembers its exit, because the system tells it only once."""
+    deadline = time.monotonic() + timeout
     while pid not in ended:
         found, status, usage = os.wait4(pid, os.WNOHANG)
         if found:
-            ended[pid] = os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
-        elif time.monotonic() >= end:
-            return None, 0
+            ended[pid] = _Exit(os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)  # Linux counts in KiB
+        elif time.monotonic() >= deadline:
+            return _Exit(None, 0)
         else:
-            time.sleep(0.005)
+            time.sleep(POLL_SECONDS)
     return ended[pid]
 
 
-def _run(request: Mapping[str, Any], folder: Path) -> None:
-    """Run a command in this forked process, and end it as Python would."""
+def _run(command: Mapping[str, Any], folder: Path) -> NoReturn:
+    """Run a command in this forked process, and end the process as Python would."""
     import threading
 
     code = 1
     try:
-        os.setsid()
-        for number, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
-            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        os.environ.update(request["env"])
-        os.chdir(request["cwd"])
-        sys.argv = ["probmcl", *request["words"]]
-        exec(request["prepare"], {})
+        os.setsid()  # a process group of its own
+        _redirect(folder)
+        os.environ.update(command["env"])
+        os.chdir(command["cwd"])
+        sys.argv = ["probmcl", *command["words"]]
+        exec(command["prepare"], {})
         from probmcl.cli import main
 
         main()
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = _exit_code(end)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, which os._exit does not
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _redirect(folder: Path) -> None:
+    """Read from nothing and write to the files `stdout` and `stderr` of a folder, in this process and its children."""
+    for number, name in ((0, os.devnull), (1, folder / "stdout"), (2, folder / "stderr")):
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin = os.fdopen(0)
+    sys.stdout = os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", buffering=1)
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Return the exit code of a process that ends in this way: None is 0, and a message is 1."""
+    if isinstance(end.code, int):
+        return end.code
+    return int(end.code is not None)
 
 
 if __name__ == "__main__":

@@ -16,34 +16,63 @@ from probmcl.overlap import jaccard
 REGIMES = ["init", "alike", "wide", "floor", "thousand"]
 DIMS = [1, 2, 16, 128, 512, 2048, 4096]
 Parameters = tuple[Tensor, Tensor, Tensor]
+"""Log-weights, means and variances."""
+
 Goal = Literal["weighted", "contrastive"]
 
 
 def draw(
     regime: str = "init", rows: int = 6, components: int = 4, *, size: tuple[int, ...] = (), seed: int = 0
 ) -> Parameters:
-    """Draw log-weights, means and variances, as at initialization or in an extreme regime."""
+    """Draw log-weights, means and variances, as at initialization or in an extreme regime.
+
+    The shapes are (rows, components); those of the means end in `size`, which is empty for scalar means.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    logit, mean, raw = normal(rows, components), normal(rows, components, *size) / 2, normal(rows, components)
-    if regime == "alike":  # rows that differ by 1 %, like views of the same image
-        logit, mean, raw = (x[:1] + x / 100 for x in (logit, mean, raw))
-    uniform = torch.special.ndtr(raw)  # in (0, 1)
-    variance = {"wide": 1 + 5.8 * uniform, "floor": torch.ones_like(raw), "thousand": 1000**uniform}
-    mean = 10 * torch.special.ndtr(2 * mean) - 5 if regime == "wide" else mean
-    return logit.log_softmax(1), mean, variance.get(regime, elu(raw) + 2)
+    logit = normal(rows, components)
+    mean = normal(rows, components, *size) / 2
+    raw_variance = normal(rows, components)
+    if regime == "alike":
+        logit = _almost_equal_rows(logit)
+        mean = _almost_equal_rows(mean)
+        raw_variance = _almost_equal_rows(raw_variance)
+    if regime == "wide":
+        mean = 10 * torch.special.ndtr(2 * mean) - 5  # uniform in (−5, 5)
+    return logit.log_softmax(1), mean, _variance(regime, raw_variance)
+
+
+def _almost_equal_rows(x: Tensor) -> Tensor:
+    """Return rows that differ by 1 %, like those of views of the same image."""
+    return x[:1] + x / 100
+
+
+def _variance(regime: str, raw: Tensor) -> Tensor:
+    """Return variances of a regime from standard normal numbers."""
+    uniform: Tensor = torch.special.ndtr(raw)  # in (0, 1)
+    if regime == "wide":
+        return 1 + 5.8 * uniform
+    if regime == "floor":
+        return torch.ones_like(raw)
+    if regime == "thousand":
+        return 1000**uniform
+    return elu(raw) + 2  # as in the mixture head
 
 
 def mixture_of(parameters: Iterable[Tensor], dim: int) -> IsotropicMixture:
+    """Return the mixtures with these log-weights, means and variances in `dim` dimensions."""
     log_weight, mean, variance = parameters
     return IsotropicMixture(log_weight, mean, variance, dim)
 
 
 def means_written_out(p: IsotropicMixture) -> Tensor:
-    return p.mean if p.has_vector_means else p.mean[:, :, None].expand(-1, -1, p.dim)
+    """Return the means as vectors of shape (rows, components, dim); a scalar mean is repeated in every dimension."""
+    if p.has_vector_means:
+        return p.mean
+    return p.mean[:, :, None].expand(-1, -1, p.dim)
 
 
 def class_bhattacharyya(p: IsotropicMixture, q: IsotropicMixture) -> Tensor:
@@ -55,26 +84,37 @@ def class_bhattacharyya(p: IsotropicMixture, q: IsotropicMixture) -> Tensor:
 
 
 def literal_correlation(p: IsotropicMixture, q: IsotropicMixture) -> Tensor:
-    """Return the normalized ∫pq = Σ π π' (2πS)^(−n/2) exp(−‖m − m'‖²/2S), in logarithms and row by row."""
+    """Return ∫pq / √(∫p² ∫q²) for every pair of a row of p and a row of q, in logarithms and pair by pair."""
+    log_norms_p = [_log_inner(p, i, p, i) / 2 for i in range(len(p.variance))]
+    log_norms_q = [_log_inner(q, j, q, j) / 2 for j in range(len(q.variance))]
+    rows = []
+    for i, log_norm_p in enumerate(log_norms_p):
+        row = []
+        for j, log_norm_q in enumerate(log_norms_q):
+            row.append((_log_inner(p, i, q, j) - log_norm_p - log_norm_q).exp())
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
 
-    def log_inner(p: IsotropicMixture, i: int, q: IsotropicMixture, j: int) -> Tensor:
-        total = p.variance[i][:, None] + q.variance[j]
-        if p.has_vector_means:
-            distance = (p.mean[i][:, None] - q.mean[j]).square().sum(2)
-        else:
-            distance = p.dim * (p.mean[i][:, None] - q.mean[j]).square()
-        density = -p.dim / 2 * (2 * math.pi * total).log() - distance / (2 * total)
-        return (p.log_weight[i][:, None] + q.log_weight[j] + density).flatten().logsumexp(0)
 
-    rows, columns = range(len(p.variance)), range(len(q.variance))
-    own_p, own_q = [log_inner(p, i, p, i) for i in rows], [log_inner(q, j, q, j) for j in columns]
-    return torch.stack(
-        [torch.stack([(log_inner(p, i, q, j) - own_p[i] / 2 - own_q[j] / 2).exp() for j in columns]) for i in rows]
-    )
+def _log_inner(p: IsotropicMixture, i: int, q: IsotropicMixture, j: int) -> Tensor:
+    """Return log ∫pq = log Σ π π' (2πS)^(−n/2) exp(−‖m − m'‖²/2S) for row i of p and row j of q."""
+    total = p.variance[i][:, None] + q.variance[j]
+    squares = (p.mean[i][:, None] - q.mean[j]).square()
+    distance = squares.sum(2) if p.has_vector_means else p.dim * squares
+    log_density = -p.dim / 2 * (2 * math.pi * total).log() - distance / (2 * total)
+    return (p.log_weight[i][:, None] + q.log_weight[j] + log_density).flatten().logsumexp(0)
 
 
 class SimilarityResult(NamedTuple):
-    """Similarities, the gradients of a goal, and the largest gradient with respect to a similarity; in float64."""
+    """Similarities and the gradients of a goal, in float64.
+
+    Attributes:
+        similarity: the similarities.
+        logit: gradients of the goal with respect to the logits of the mixture weights.
+        mean: gradients with respect to the means.
+        variance: gradients with respect to the variances.
+        pull: the largest gradient with respect to a similarity.
+    """
 
     similarity: Tensor
     logit: Tensor
@@ -86,16 +126,18 @@ class SimilarityResult(NamedTuple):
 def evaluate_similarity(
     similarity: Callable[[IsotropicMixture], Tensor], parameters: Iterable[Tensor], dim: int, goal: Goal
 ) -> SimilarityResult:
-    """Evaluate a similarity at these parameters, and the gradients of the goal."""
-    inputs = [x.clone().requires_grad_() for x in parameters]
-    softmax = inputs[0].log_softmax(1)
-    log_weight = softmax + (inputs[0] - softmax).detach()  # the value of the input with the gradient of log_softmax
-    value = similarity(IsotropicMixture(log_weight, inputs[1], inputs[2], dim))
+    """Evaluate a similarity at these log-weights, means and variances, and the gradients of the goal."""
+    logit, mean, variance = [x.clone().requires_grad_() for x in parameters]
+    normalized = logit.log_softmax(1)
+    log_weight = normalized + (logit - normalized).detach()  # the value of the input with the gradient of log_softmax
+    value = similarity(IsotropicMixture(log_weight, mean, variance, dim))
     detached = value.detach().double().requires_grad_()
     (pull,) = torch.autograd.grad(GOALS[goal](detached), detached)  # in float64, since the loss is not under test
-    gradients = torch.autograd.grad(value, inputs, pull.to(value))
-    measured, logit, mean, variance = (x.detach().double() for x in (value, *gradients))
-    return SimilarityResult(measured, logit, mean, variance, pull.abs().max().item())
+    gradients = torch.autograd.grad(value, [logit, mean, variance], pull.to(value))
+    logit_gradient, mean_gradient, variance_gradient = [gradient.double() for gradient in gradients]
+    return SimilarityResult(
+        value.detach().double(), logit_gradient, mean_gradient, variance_gradient, pull.abs().max().item()
+    )
 
 
 def weighted_sum(similarity: Tensor) -> Tensor:
@@ -108,8 +150,10 @@ def contrastive_loss(similarity: Tensor) -> Tensor:
     """Return the contrastive loss of ProbMCL, with two views of each image and four classes."""
     generator = torch.Generator().manual_seed(0)
     rows = len(similarity)
-    labels = (torch.rand(-(-rows // 2), 4, generator=generator) < 0.5).double().repeat(2, 1)[:rows]
-    return contrastive(similarity, jaccard(labels).to(similarity), threshold=0.5, temperature=0.2)
+    images = math.ceil(rows / 2)
+    labels = (torch.rand(images, 4, generator=generator) < 0.5).double()
+    labels_of_rows = labels.repeat(2, 1)[:rows]  # if the number of rows is odd, the last image has one view
+    return contrastive(similarity, jaccard(labels_of_rows).to(similarity), threshold=0.5, temperature=0.2)
 
 
 GOALS: dict[Goal, Callable[[Tensor], Tensor]] = {"weighted": weighted_sum, "contrastive": contrastive_loss}
@@ -133,9 +177,11 @@ def assert_as_good_as(
     assert (measured.similarity - truth.similarity).abs().max() <= similarity
     floors = {"logit": 1e-8, "mean": math.sqrt(dim) * mean_floor, "variance": dim / 4 * 1e-8}
     for name, floor in floors.items():
-        gradient, true = getattr(measured, name), getattr(truth, name)
+        gradient = getattr(measured, name)
+        true_gradient = getattr(truth, name)
         assert gradient.isfinite().all()
-        error, largest = (gradient - true).abs().max().item(), true.abs().max().item()
+        error = (gradient - true_gradient).abs().max().item()
+        largest = true_gradient.abs().max().item()
         limit = relative * largest + floor * truth.pull + 1e-30
         assert error <= limit, f"{name}: error {error:.1e} exceeds {limit:.1e}; the largest gradient is {largest:.1e}"
 
@@ -146,7 +192,9 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     numbers = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        out = func(*args, **(kwargs or {}))
-        outputs = out if isinstance(out, tuple | list) else [out]
-        self.numbers = max(self.numbers, *(x.numel() if isinstance(x, Tensor) else 0 for x in outputs), 0)
-        return out
+        result = func(*args, **(kwargs or {}))
+        outputs = result if isinstance(result, tuple | list) else [result]
+        for output in outputs:
+            if isinstance(output, Tensor):
+                self.numbers = max(self.numbers, output.numel())
+        return result

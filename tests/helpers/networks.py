@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from probmcl.encoders import Encoder
 
-SMALL = {  # one of each type: image size, feature size
+# A small encoder of each type, with its image size and feature size.
+SMALL = {
     "test_resnet": (64, 96),
     "resnet10t": (32, 512),
     "tf_efficientnet_lite0": (64, 1280),
@@ -26,14 +27,19 @@ SMALL = {  # one of each type: image size, feature size
 
 
 def images(side: int, number: int = 2) -> Tensor:
+    """Return random images, the same in every call."""
     return torch.rand(number, 3, side, side, generator=torch.Generator().manual_seed(0))
 
 
 def ready(name: str, image_size: int | None = None) -> Encoder:
+    """Return an encoder with random weights, the same in every call, in evaluation mode."""
     torch.manual_seed(0)
     return Encoder(name, image_size=image_size).eval()
 
 
 def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
-    own = model.state_dict()
-    return own.keys() == state.keys() and all(torch.equal(own[key], state[key]) for key in own)
+    """Return whether a model has exactly the tensors of `state`."""
+    own_state = model.state_dict()
+    if own_state.keys() != state.keys():
+        return False
+    return all(torch.equal(own_state[key], state[key]) for key in own_state)

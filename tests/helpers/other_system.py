@@ -25,7 +25,7 @@ NEEDED_ON_LINUX = {
     "statvfs": "shutil.disk_usage calls it",
     "uname": "NumPy calls it when it is imported",
 }
-"""What other packages use on Linux, where they do not ask whether it exists."""
+"""Names that other packages use on Linux without asking whether they exist, and why."""
 
 
 def hide_posix() -> None:
@@ -48,6 +48,8 @@ def protect_open_files() -> None:
 
 
 def _refusing(change: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that does the same as `change`, unless one of its paths is open."""
+
     def refuse_or_change(*paths: str | Path, **options: Any) -> None:
         for path in paths:
             if _is_open(path):
@@ -62,12 +64,15 @@ def _is_open(path: str | Path) -> bool:
     if not Path(path).exists():
         return False
     status = Path(path).stat(follow_symlinks=False)
-    return any((status.st_dev, status.st_ino) == (other.st_dev, other.st_ino) for other in _open_files())
+    return any(os.path.samestat(status, open_file) for open_file in _open_files())
 
 
 def _open_files() -> Iterator[os.stat_result]:
-    children = [pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_bytes().split()]
-    for process in ("self", *map(bytes.decode, children)):
+    """Yield every file that this process or one of its children has open."""
+    processes = ["self"]
+    for file in Path("/proc/self/task").glob("*/children"):  # the children of each thread
+        processes += file.read_text(encoding="ascii").split()
+    for process in processes:
         for descriptor in Path(f"/proc/{process}/fd").glob("*"):
             try:
                 yield descriptor.stat()

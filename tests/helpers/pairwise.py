@@ -9,15 +9,27 @@ Case = Mapping[str, object]
 
 
 def pairwise_cover(cases: Sequence[Case]) -> set[int]:
-    """Return the indices of a greedy pairwise cover; the order is random but fixed."""
-    named = [sorted((name, repr(value)) for name, value in case.items()) for case in cases]
-    pairs: list[set[object]] = [set(combinations(values, 2)) or set(values) for values in named]
+    """Return the indices of a greedy pairwise cover: cases with the most new pairs come first.
+
+    Cases with equally many new pairs are visited in an order that is random but always the same.
+    """
+    pairs = [_pairs(case) for case in cases]
+    most_pairs = max(map(len, pairs), default=0)
     order = random.Random(0).sample(range(len(cases)), len(cases))
     covered: set[object] = set()
     chosen: set[int] = set()
-    for min_gain in range(max(map(len, pairs), default=0), 0, -1):
+    for least_gain in range(most_pairs, 0, -1):
         for index in order:
-            if len(pairs[index] - covered) >= min_gain:
-                covered |= pairs[index]
+            new_pairs = pairs[index] - covered
+            if len(new_pairs) >= least_gain:
+                covered |= new_pairs
                 chosen.add(index)
     return chosen
+
+
+def _pairs(case: Case) -> set[object]:
+    """Return all pairs of named values of a case; for a case with one parameter, its only named value."""
+    values = sorted((name, repr(value)) for name, value in case.items())  # repr, because not every value has a hash
+    if len(values) == 1:
+        return set(values)
+    return set(combinations(values, 2))

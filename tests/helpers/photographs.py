@@ -10,6 +10,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 CLASSES = ("roof", "petal", "sky")
+CROP = (240, 180)
+"""Width and height of a crop in pixels."""
 
 
 @cache
@@ -22,10 +24,14 @@ def photograph(number: int, size: tuple[int, int] = (120, 90)) -> Image.Image:
     """Crop, rotate and tint a sample image at random; crops with different numbers overlap little."""
     rng = np.random.default_rng(number)
     picture = sample_images()[number % 2]
-    left, top = (int(rng.integers(0, room)) for room in (picture.width - 240, picture.height - 180))
-    piece = picture.crop((left, top, left + 240, top + 180)).rotate(float(rng.uniform(-20, 20)), expand=False)
+    width, height = CROP
+    left = int(rng.integers(0, picture.width - width))
+    top = int(rng.integers(0, picture.height - height))
+    angle = float(rng.uniform(-20, 20))
+    crop = picture.crop((left, top, left + width, top + height)).rotate(angle, expand=False)
     tint = rng.uniform(0.6, 1.0, 3)
-    return Image.fromarray((np.array(piece.resize(size)) * tint).astype(np.uint8))
+    pixels = np.array(crop.resize(size)) * tint
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def folder(
@@ -37,13 +43,22 @@ def folder(
 ) -> Path:
     """Write a folder of photographs and return its table; every class is in at least a third of the images."""
     path.mkdir(parents=True)
-    header = ["filename", "labels"] + ["split"] * (splits is not None) + ["patient"] * (patients is not None)
+    columns = {"split": splits, "patient": patients}
+    extra_columns = {name: values for name, values in columns.items() if values is not None}
     with (path / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(header)
+        table.writerow(["filename", "labels", *extra_columns])
         for number in range(count):
             photograph(number).save(path / f"{number}.jpg", quality=90)
-            labels = [name for k, name in enumerate(CLASSES) if (number // (k + 1)) % 2 or number % 3 == k]
-            extra = [column[number] for column in (splits, patients) if column is not None]
-            table.writerow([f"{number}.jpg", "|".join(labels), *extra])
+            extra_cells = [values[number] for values in extra_columns.values()]
+            table.writerow([f"{number}.jpg", "|".join(_labels(number)), *extra_cells])
     return path / "labels.csv"
+
+
+def _labels(number: int) -> list[str]:
+    """Return the labels of a photograph; they do not depend on what it shows."""
+    labels = []
+    for k, name in enumerate(CLASSES):
+        if (number // (k + 1)) % 2 or number % 3 == k:
+            labels.append(name)
+    return labels

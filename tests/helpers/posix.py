@@ -41,7 +41,7 @@ FOLDERS = ("/dev/", "/proc", "/sys/", "/tmp")
 
 
 class Use(NamedTuple):
-    """A line that uses a name."""
+    """The number of a line, and a name that it uses."""
 
     line: int
     name: str
@@ -49,23 +49,34 @@ class Use(NamedTuple):
 
 def system_calls(tree: ast.Module) -> Iterator[Use]:
     """Yield where a module uses something that not every system has, or asks which system it is."""
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+    docstrings = {node.value for node in statements if isinstance(node.value, ast.Constant)}
     for node in ast.walk(tree):
-        match node:
-            case ast.Import():
-                names = [alias.name for alias in node.names if alias.name in MODULES]
-            case ast.ImportFrom(module=str(module)):
-                names = [f"{module}.{alias.name}" for alias in node.names if _differs(module, alias.name)]
-            case ast.Attribute(value=ast.Name(id=module)):
-                names = [f"{module}.{node.attr}"] if _differs(module, node.attr) else []
-            case ast.keyword(arg=name) if name in ARGUMENTS:
-                names = [f"{name}="]
-            case ast.Constant(value=str(text)) if node not in docstrings and text.startswith(FOLDERS):
-                names = [text]
-            case _:
-                continue
-        yield from (Use(node.lineno, name) for name in names)
+        if not isinstance(node, ast.stmt | ast.expr | ast.keyword):  # other nodes have no line
+            continue
+        if node in docstrings:
+            continue
+        for name in _system_names(node):
+            yield Use(node.lineno, name)
+
+
+def _system_names(node: ast.AST) -> list[str]:
+    """Return the names, keywords and folders in a node, without its children, that not every system has."""
+    match node:
+        case ast.Import():
+            return [alias.name for alias in node.names if alias.name in MODULES]
+        case ast.ImportFrom(module=str(module)):
+            return [f"{module}.{alias.name}" for alias in node.names if _differs(module, alias.name)]
+        case ast.Attribute(value=ast.Name(id=module)) if _differs(module, node.attr):
+            return [f"{module}.{node.attr}"]
+        case ast.keyword(arg=name) if name in ARGUMENTS:
+            return [f"{name}="]
+        case ast.Constant(value=str(text)) if text.startswith(FOLDERS):
+            return [text]
+        case _:
+            return []
 
 
 def _differs(module: str, name: str) -> bool:
+    """Return whether a name of a module does not exist everywhere, or is not the same everywhere."""
     return module in MODULES or name in POSIX.get(module, ()) or name in UNLIKE.get(module, ())

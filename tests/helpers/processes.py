@@ -39,6 +39,8 @@ TIMEOUT = 1200
 """Seconds after which the processes are considered deadlocked; a busy machine needs far less."""
 
 Results = dict[str, Any]
+"""The results of a process: tensors, numbers and texts by name."""
+
 Data = tuple[Tensor, Tensor, Tensor | None]
 """Views, labels, and the mask of known labels."""
 Cases = dict[str, tuple[str, Any]]
@@ -61,10 +63,12 @@ def run(work: Callable[..., Results], folder: Path, *args: Any) -> list[Results]
 
 
 def _run_rank(rank: int, folder: Path, work: Callable[..., Results], args: tuple[Any, ...]) -> None:
+    """Run `work(*args)` as one of the processes, and save its results as RANK.pt."""
     torch.set_num_threads(1)
     os.environ["WORLD_SIZE"] = str(WORLD)
-    initialize, store = dist.init_process_group, (folder / "store").absolute().as_uri()
-    dist.init_process_group = partial(initialize, init_method=store, rank=rank, world_size=WORLD)
+    # The processes meet in a file instead of at a network port, so that no port has to be free.
+    store = (folder / "store").absolute().as_uri()
+    dist.init_process_group = partial(dist.init_process_group, init_method=store, rank=rank, world_size=WORLD)
     with distributed.process_group("cpu"):
         results = work(*args)
     torch.save(results | {"threads left": gloo_threads()}, folder / f"{rank}.pt")
@@ -72,7 +76,7 @@ def _run_rank(rank: int, folder: Path, work: Callable[..., Results], args: tuple
 
 def gloo_threads() -> list[str]:
     """Return the names of this process's communication threads."""
-    names = (thread.read_text().strip() for thread in Path("/proc/self/task").glob("*/comm"))
+    names = [thread.read_text().strip() for thread in Path("/proc/self/task").glob("*/comm")]
     return [name for name in names if "gloo" in name]
 
 
@@ -84,19 +88,23 @@ def everything(folder: Path) -> Results:
 # One step of a method.
 
 SIZES = ("width", "feed_forward", "hidden", "embedding", "attention")
+"""Settings of methods that are sizes of layers."""
 
 
 def small(config: Any) -> Any:
-    """Replace the sizes of large layers; how processes share their work does not depend on them."""
-    sizes = {key: 32 for key in SIZES if isinstance(getattr(config, key, None), int)}
-    return dataclasses.replace(config, **sizes) if sizes else config
+    """Return the settings of a method with small layers; how processes share their work does not depend on sizes."""
+    present = [key for key in SIZES if isinstance(getattr(config, key, None), int)]
+    if not present:
+        return config
+    return dataclasses.replace(config, **dict.fromkeys(present, 32))
 
 
-CASES: Cases = {
+PRESETS: Cases = {
     f"{name}-{preset}": (name, small(config))
     for name in METHODS
     for preset, config in find_method(name).presets.items()
-} | {
+}
+OTHER_SETTINGS: Cases = {
     "probmcl-balanced": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", overlap="cosine")),
     "probmcl-mean": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", reduction="mean")),
     "probmcl-sum": ("probmcl", Config(reduction="sum", component_weight="density", overlap="cosine_literal")),
@@ -107,6 +115,7 @@ CASES: Cases = {
     "joint-asl-probmcl": ("joint", Joint(classification="asl", contrast="probmcl")),
     "joint-bce-probmcl": ("joint", Joint(classification="bce", contrast="probmcl")),
 }
+CASES: Cases = PRESETS | OTHER_SETTINGS
 
 
 def method(name: str, config: Any) -> Method:
@@ -119,39 +128,43 @@ def method(name: str, config: Any) -> Method:
 
 
 KNOWN = ("few in the second process", "none in the second process", "none", "all")
-"""Masks of known labels: rank 0 knows all but one label, except with `none` and `all`."""
+"""Which labels are known. Except with `none` and `all`, the first process knows all but one of its labels."""
 
 
 def batch(n_views: int, which: str, *, images: int = 6) -> Data:
-    """Make the images of both processes."""
+    """Make the images of both processes, whose labels are known as `which` of `KNOWN` says; unknown labels are NaN."""
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(n_views, images, 3, 32, 32, generator=generator, dtype=torch.float64)
     labels = (torch.rand(images, 4, generator=generator) < 0.5).double()
     if which == "all":
         return views, labels, None
+    first_of_second_process = images // 2
     known = torch.ones(images, 4, dtype=torch.bool)
     known[0, 1] = False
-    known[images // 2 :] = torch.rand(images // 2, 4, generator=generator) < 0.4
+    known[first_of_second_process:] = torch.rand(images // 2, 4, generator=generator) < 0.4
     if which == "none in the second process":
-        known[images // 2 :] = False
+        known[first_of_second_process:] = False
     if which == "none":
         known[:] = False
     return views, labels.where(known, torch.nan), known
 
 
 def step(method: torch.nn.Module, data: Data) -> Results:
-    """Return loss, terms and gradients; loss and terms are averaged over processes."""
+    """Return the gradients and the loss of one step, and the means of loss and terms over the processes."""
     loss, terms = method(*data)
     method.zero_grad()
     loss.backward()
-    learned = {key.removeprefix("module."): p for key, p in method.named_parameters() if p.requires_grad}
-    gradients = {key: None if p.grad is None else sample(p.grad) for key, p in learned.items()}
-    means = {key: distributed.all_reduce_mean(value) for key, value in {"loss": loss, **terms}.items()}
+    gradients = {}
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad:
+            gradient = None if parameter.grad is None else sample(parameter.grad)
+            gradients[name.removeprefix("module.")] = gradient  # DistributedDataParallel adds the prefix
+    means = {name: distributed.all_reduce_mean(value) for name, value in {"loss": loss, **terms}.items()}
     return {"means": means, "gradients": gradients, "own_loss": loss.detach()}
 
 
 def sample(gradient: Tensor, size: int = 10_000) -> Tensor:
-    """Sample entries of a large gradient: all would take gigabytes, and a wrong average affects every entry."""
+    """Return random entries of a large gradient: all would take gigabytes, and a wrong average affects every entry."""
     if gradient.numel() <= size:
         return gradient.flatten().clone()
     entries = torch.randint(gradient.numel(), (size,), generator=torch.Generator().manual_seed(0))
@@ -159,8 +172,10 @@ def sample(gradient: Tensor, size: int = 10_000) -> Tensor:
 
 
 def own_images(views: Tensor, labels: Tensor, known: Tensor | None) -> Data:
+    """Return this process's share of the images of all processes."""
     rows = distributed.local_rows(len(labels) // distributed.world_size())
-    return views[:, rows], labels[rows], None if known is None else known[rows]
+    own_known = None if known is None else known[rows]
+    return views[:, rows], labels[rows], own_known
 
 
 def steps(cases: Cases) -> Results:
@@ -170,7 +185,8 @@ def steps(cases: Cases) -> Results:
         built = method(name, config)
         wrapped = DistributedDataParallel(built)
         for which in KNOWN:
-            results[f"{case}, known: {which}"] = step(wrapped, own_images(*batch(built.n_views, which)))
+            images = own_images(*batch(built.n_views, which))
+            results[f"{case}, known: {which}"] = step(wrapped, images)
     return results
 
 
@@ -197,25 +213,36 @@ def train_model(folder: Path) -> Results:
 
 
 def assert_same_model(one: Path, two: Path) -> None:
-    """Check that two runs have the same predictions and candidates."""
+    """Check that two runs have the same predictions, up to rounding, and the same candidates."""
     for split in ("val", "test"):
-        single, double = (np.load(run / "predictions" / f"{split}.npz")["scores"] for run in (one, two))
-        np.testing.assert_allclose(single, double, atol=2e-3)
-    candidates = [json.loads((run / "run.json").read_text())["candidates"] for run in (one, two)]
-    assert [c["name"] for c in candidates[0]] == [c["name"] for c in candidates[1]]
+        np.testing.assert_allclose(_stored_scores(one, split), _stored_scores(two, split), atol=2e-3)
+    assert _candidate_names(one) == _candidate_names(two)
+
+
+def _stored_scores(run: Path, split: str) -> np.ndarray:
+    """Return the scores of a split that a run has stored."""
+    with np.load(run / "predictions" / f"{split}.npz") as file:
+        scores: np.ndarray = file["scores"]
+    return scores
+
+
+def _candidate_names(run: Path) -> list[str]:
+    """Return the names of the candidates of a run, in its order."""
+    metadata = json.loads((run / "run.json").read_text())
+    return [candidate["name"] for candidate in metadata["candidates"]]
 
 
 # Collective operations.
 
 
 def collective_operations(folder: Path) -> Results:
+    """Return what each collective operation returns in this process, for inputs that depend on the rank."""
     rank = distributed.rank()
     rows = torch.arange(6.0).reshape(3, 2) + 10 * rank
     with distributed.process_group():  # the group exists already
         pass
     train_and_interrupt()
-    reached = folder / f"reached {rank}"
-    reached.touch()
+    (folder / f"reached {rank}").touch()
     distributed.barrier()
     all_at_barrier = all((folder / f"reached {other}").exists() for other in range(WORLD))
     return {
@@ -240,6 +267,7 @@ def collective_operations(folder: Path) -> Results:
 
 
 def gather_error(rows: Tensor) -> str:
+    """Return the message of the error that `gather` raises for these rows."""
     try:
         distributed.gather(rows)
     except ValueError as error:
@@ -248,8 +276,10 @@ def gather_error(rows: Tensor) -> str:
 
 
 def gathered_gradient(rows: Tensor) -> Tensor:
-    rows = rows.double().requires_grad_()
-    (gradient,) = torch.autograd.grad(own_loss(distributed.gather(rows), distributed.rank()), rows)
+    """Return the gradient of this process's loss with respect to its rows."""
+    own_rows = rows.double().requires_grad_()
+    loss = own_loss(distributed.gather(own_rows), distributed.rank())
+    (gradient,) = torch.autograd.grad(loss, own_rows)
     return gradient
 
 
@@ -264,18 +294,19 @@ class ShardedBatches:
     def __init__(self, images: int) -> None:
         generator = torch.Generator().manual_seed(0)
         features = torch.randn(images, 5, generator=generator)
-        rows = torch.from_numpy(np.random.default_rng(0).permutation(images))
-        self.batches = [
-            Batch(features[r][None], torch.zeros(len(r), 4), torch.ones(len(r), 4, dtype=torch.bool), r)
-            for r in torch.split(rows, 3)
-        ]
+        shuffled = torch.from_numpy(np.random.default_rng(0).permutation(images))
+        self.batches = []
+        for rows in torch.split(shuffled, 3):
+            views = features[rows][None]
+            labels = torch.zeros(len(rows), 4)
+            self.batches.append(Batch(views, labels, torch.ones_like(labels, dtype=torch.bool), rows))
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(distributed.shard(self.batches))
 
 
 def train_and_interrupt() -> None:
-    """Finish one training, and interrupt another."""
+    """Finish one training and interrupt another; neither may keep the process group alive."""
     labels = torch.ones(4, 4)
     stored = StoredFeatures(torch.randn(1, 4, 5), labels, labels.bool())
     batches = FeatureBatches(stored, batch_size=4, epochs=1, seed=0)
@@ -289,5 +320,6 @@ def train_and_interrupt() -> None:
 
 
 def predicted(images: int) -> Tensor:
+    """Predict random features with a model that is the same in both processes."""
     torch.manual_seed(0)
     return predict(BCE(PrecomputedFeatures(5), label_space(4)), ShardedBatches(images))

@@ -46,16 +46,33 @@ def draw(path: Path, rng: Generator, present: Collection[int] = (), *, gray: boo
     for k in present:
         cells[k // 8, k % 8] = 255
     image = Image.fromarray(cells).resize((32, 32), Image.Resampling.NEAREST)
+    if gray:
+        image = image.convert("L")
     path.parent.mkdir(parents=True, exist_ok=True)
-    (image.convert("L") if gray else image).save(path)
+    image.save(path)
+
+
+def draw_unlabeled(folder: Path, names: Iterable[str], rng: Generator) -> None:
+    """Draw images for which no labels were published."""
+    for name in names:
+        draw(folder / name, rng)
 
 
 def write_table(
     path: Path, header: Sequence[str] | None, rows: Iterable[Sequence[object]], encoding: str = "utf-8"
 ) -> None:
+    """Write a CSV file, with a header unless it is None."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding=encoding) as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows] if header else rows)
+        table = csv.writer(file, lineterminator="\n")
+        if header:
+            table.writerow(header)
+        table.writerows(rows)
+
+
+def ones_and_zeros(present: Collection[str], classes: Sequence[str]) -> list[int]:
+    """Return a 1 for each class that is present and a 0 for each other class."""
+    return [int(name in present) for name in classes]
 
 
 def hex_id(rng: Generator, size: int) -> str:
@@ -76,25 +93,34 @@ def write_planet(folder: Path) -> Release:
 
     https://www.kaggle.com/c/planet-understanding-the-amazon-from-space/data
     """
-    rng, release = np.random.default_rng(1), Release(folder, predict="test-jpg-v2")
-    classes = (*PLANET_WEATHER, *PLANET_LAND, *PLANET_RARE)
+    rng = np.random.default_rng(1)
+    release = Release(folder, predict="test-jpg-v2")
     for i in range(90):
-        tags = {PLANET_WEATHER[i % 4]}
-        if tags != {"cloudy"}:  # a tile that is fully covered has no other tag
-            tags |= {"primary"} | {name for name in PLANET_LAND[1:] if rng.random() < 0.3}
-            tags |= {PLANET_RARE[i // 4 % 6]} if i % 2 else set()
-        release.labels[f"train-jpg/train_{i}.jpg"] = tags
-    draw_all(release, classes, rng)
+        release.labels[f"train-jpg/train_{i}.jpg"] = _planet_tags(rng, i)
+    draw_all(release, (*PLANET_WEATHER, *PLANET_LAND, *PLANET_RARE), rng)
     rows = [(Path(path).stem, " ".join(sorted(tags))) for path, tags in release.labels.items()]
     write_table(folder / "train_v2.csv", ["image_name", "tags"], rows)
     test = [f"test_{i}" for i in range(9)] + [f"file_{i}" for i in range(5)]
-    for name in test:
-        draw(folder / "test-jpg-v2" / f"{name}.jpg", rng)
+    draw_unlabeled(folder / "test-jpg-v2", [f"{name}.jpg" for name in test], rng)
     submission = [(name, "primary clear agriculture road water") for name in test]
     write_table(folder / "sample_submission_v2.csv", ["image_name", "tags"], submission)
     mapping = [(f"file_{(i + 2) % 5}.tif", f"file_{i}.tif") for i in range(5)]
     write_table(folder / "test_v2_file_mapping.csv", ["old", "new"], mapping)
     return release
+
+
+def _planet_tags(rng: Generator, number: int) -> set[str]:
+    """Draw the tags of a tile: the weather, primary forest with other land, and in every other tile something rare."""
+    weather = PLANET_WEATHER[number % 4]
+    if weather == "cloudy":  # a tile that is fully covered has no other tag
+        return {weather}
+    tags = {weather, "primary"}
+    for name in PLANET_LAND[1:]:
+        if rng.random() < 0.3:
+            tags.add(name)
+    if number % 2:
+        tags.add(PLANET_RARE[number // 4 % 6])
+    return tags
 
 
 IMET_ATTRIBUTES = {
@@ -126,18 +152,18 @@ def write_imet(folder: Path) -> Release:
 
     https://www.kaggle.com/c/imet-2020-fgvc7/data
     """
-    rng, release = np.random.default_rng(2), Release(folder, predict="test", names=IMET_ATTRIBUTES)
+    rng = np.random.default_rng(2)
+    release = Release(folder, predict="test", names=IMET_ATTRIBUTES)
     used = list(IMET_ATTRIBUTES)[:-1]
     for i in range(80):
-        others = rng.choice(used, rng.integers(0, 5), replace=False)
-        release.labels[f"train/{hex_id(rng, 16)}.png"] = {used[i % len(used)], *map(str, others)}
+        others = rng.choice(used, rng.integers(0, 5), replace=False).tolist()
+        release.labels[f"train/{hex_id(rng, 16)}.png"] = {used[i % len(used)], *others}
     draw_all(release, used, rng)
     rows = [(Path(path).stem, " ".join(sorted(ids, key=int))) for path, ids in release.labels.items()]
     write_table(folder / "train.csv", ["id", "attribute_ids"], sorted(rows))
     write_table(folder / "labels.csv", ["attribute_id", "attribute_name"], IMET_ATTRIBUTES.items())
     test = sorted(hex_id(rng, 16) for _ in range(12))
-    for name in test:
-        draw(folder / "test" / f"{name}.png", rng)
+    draw_unlabeled(folder / "test", [f"{name}.png" for name in test], rng)
     write_table(folder / "sample_submission.csv", ["id", "attribute_ids"], [(name, "0 1 2") for name in test])
     return release
 
@@ -150,21 +176,19 @@ def write_plant_pathology_2020(folder: Path) -> Release:
 
     https://www.kaggle.com/c/plant-pathology-2020-fgvc7/data
     """
-    rng, release = np.random.default_rng(3), Release(folder, predict="images")
+    rng = np.random.default_rng(3)
+    release = Release(folder, predict="images")
     for i in range(80):
-        release.labels[f"images/Train_{i}.jpg"] = {LEAF_CLASSES_2020[int(rng.choice(4, p=(0.3, 0.1, 0.3, 0.3)))]}
+        k = int(rng.choice(4, p=(0.3, 0.1, 0.3, 0.3)))
+        release.labels[f"images/Train_{i}.jpg"] = {LEAF_CLASSES_2020[k]}
     draw_all(release, LEAF_CLASSES_2020, rng)
     header = ["image_id", *LEAF_CLASSES_2020]
-    rows = [
-        (Path(path).stem, *(int(name in present) for name in LEAF_CLASSES_2020))
-        for path, present in release.labels.items()
-    ]
+    rows = [[Path(path).stem, *ones_and_zeros(present, LEAF_CLASSES_2020)] for path, present in release.labels.items()]
     write_table(folder / "train.csv", header, rows)
     test = [f"Test_{i}" for i in range(20)]
-    for name in test:
-        draw(folder / "images" / f"{name}.jpg", rng)
+    draw_unlabeled(folder / "images", [f"{name}.jpg" for name in test], rng)
     write_table(folder / "test.csv", ["image_id"], [(name,) for name in test])
-    write_table(folder / "sample_submission.csv", header, [(name, *[0.25] * 4) for name in test])
+    write_table(folder / "sample_submission.csv", header, [(name, 0.25, 0.25, 0.25, 0.25) for name in test])
     return release
 
 
@@ -181,14 +205,15 @@ def write_plant_pathology_2021(folder: Path) -> Release:
 
     https://www.kaggle.com/c/plant-pathology-2021-fgvc8/data
     """
-    rng, release = np.random.default_rng(4), Release(folder, predict="test_images")
+    rng = np.random.default_rng(4)
+    release = Release(folder, predict="test_images")
     lists = {f"{hex_id(rng, 8)}.jpg": LEAF_LISTS_2021[i % 12] for i in range(84)}
-    release.labels.update({f"train_images/{name}": set(labels.split()) for name, labels in lists.items()})
+    for name, labels in lists.items():
+        release.labels[f"train_images/{name}"] = set(labels.split())
     draw_all(release, LEAF_CLASSES_2021, rng)
     write_table(folder / "train.csv", ["image", "labels"], sorted(lists.items()))
     test = ["85f8cb619c66b863.jpg", "ad8770db05586b59.jpg", "c7b03e718489f3ca.jpg"]
-    for name in test:
-        draw(folder / "test_images" / name, rng)
+    draw_unlabeled(folder / "test_images", test, rng)
     write_table(folder / "sample_submission.csv", ["image", "labels"], [(name, "healthy") for name in test])
     return release
 
@@ -219,25 +244,34 @@ def write_open_images(folder: Path, version: int = 6) -> Release:
     https://storage.googleapis.com/openimages/web/download_v6.html
     https://github.com/cvdfoundation/open-images-dataset
     """
-    rng, release = np.random.default_rng(7), Release(folder, names=OPEN_IMAGES_CLASSES)
-    prefix, sources = "oidv6-" if version == 6 else "", ["verification", "crowdsource-verification"]
+    rng = np.random.default_rng(7)
+    release = Release(folder, names=OPEN_IMAGES_CLASSES)
+    prefix = "oidv6-" if version == 6 else ""
+    tables = {
+        "train": f"{prefix}train-annotations-human-imagelabels.csv",
+        "validation": "validation-annotations-human-imagelabels.csv",
+        "test": "test-annotations-human-imagelabels.csv",
+    }
     for split, count in (("train", 60), ("validation", 15), ("test", 15)):
         rows: list[tuple[str, str, str, int]] = []
         for image in sorted(hex_id(rng, 8) for _ in range(count)):
             path = f"{split}/{image}.jpg"
             verified = rng.choice(list(OPEN_IMAGES_CLASSES), 5, replace=False).tolist()
             present = set(verified[: rng.integers(4)])
-            release.labels[path], release.blank[path] = present, set(OPEN_IMAGES_CLASSES) - set(verified)
-            release.split[path] = {"validation": "val"}.get(split, split)
-            rows += [(image, sources[rng.integers(2)], label, int(label in present)) for label in sorted(verified)]
-        table = f"{prefix * (split == 'train')}{split}-annotations-human-imagelabels.csv"
-        write_table(folder / table, ["ImageID", "Source", "LabelName", "Confidence"], rows)
+            release.labels[path] = present
+            release.blank[path] = set(OPEN_IMAGES_CLASSES) - set(verified)
+            release.split[path] = "val" if split == "validation" else split
+            for label in sorted(verified):
+                source = ("verification", "crowdsource-verification")[rng.integers(2)]
+                rows.append((image, source, label, int(label in present)))
+        write_table(folder / tables[split], ["ImageID", "Source", "LabelName", "Confidence"], rows)
     draw_all(release, list(OPEN_IMAGES_CLASSES), rng)
     header = ["LabelName", "DisplayName"] if version == 6 else None
     write_table(folder / f"{prefix}class-descriptions.csv", header, OPEN_IMAGES_CLASSES.items())
     return release
 
 
+AMAZON = "https://images-na.ssl-images-amazon.com/images/M"
 GENRES = ("Action", "Adventure", "Animation", "Comedy", "Crime", "Drama", "Family", "Horror", "Sci-Fi")
 TITLES = ("Toy Story (1995)", "Jumanji (1995)", "Les Misérables (1995)", "Señorita, La (1996)", "Amélie: L'été (2001)")
 
@@ -249,15 +283,19 @@ def write_movie_posters(folder: Path) -> Release:
 
     https://www.kaggle.com/datasets/neha1703/movie-genre-from-its-poster
     """
-    rng, release = np.random.default_rng(8), Release(folder)
+    rng = np.random.default_rng(8)
+    release = Release(folder)
     rows: list[list[object]] = []
-    for i, movie in enumerate(rng.choice(np.arange(10040, 5_000_000), 80, replace=False).tolist()):
-        genres = [GENRES[i % 9], *(name for name in GENRES if name != GENRES[i % 9] and rng.random() < 0.2)]
+    movies = rng.choice(np.arange(10040, 5_000_000), 80, replace=False).tolist()
+    for i, movie in enumerate(movies):
+        genres = [GENRES[i % 9]]
+        for name in GENRES:
+            if name != genres[0] and rng.random() < 0.2:
+                genres.append(name)
         release.labels[f"SampleMoviePosters/{movie}.jpg"] = set(genres)
-        poster = (
-            f"https://images-na.ssl-images-amazon.com/images/M/MV5B{hex_id(rng, 9)}@._V1_UX182_CR0,0,182,268_AL_.jpg"
-        )
-        link, score = f"http://www.imdb.com/title/tt{movie}", round(rng.uniform(2, 9), 1)
+        link = f"http://www.imdb.com/title/tt{movie}"
+        poster = f"{AMAZON}/MV5B{hex_id(rng, 9)}@._V1_UX182_CR0,0,182,268_AL_.jpg"
+        score = round(rng.uniform(2, 9), 1)
         rows.append([movie, link, TITLES[i % 5], score, "|".join(genres), poster])
     draw_all(release, GENRES, rng)
     header = ["imdbId", "Imdb Link", "Title", "IMDB Score", "Genre", "Poster"]

@@ -18,32 +18,32 @@ FINGERPRINT = ProtocolFingerprint(data="d", split="s", encoder="e", augmentation
 
 
 def labels() -> torch.Tensor:
+    """Draw the labels of all images, the same in every call."""
     return (torch.rand(IMAGES, CLASSES, generator=torch.Generator().manual_seed(0)) < 0.4).float()
 
 
 def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int = 0, validation: float = 0.5) -> Result:
     """Make the result of a classifier that scores labels with this much noise, and write its predictions."""
     truth = labels()
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {head} {seed}".encode()))
+    identity = f"{name} {head} {seed}"
+    generator = torch.Generator().manual_seed(zlib.crc32(identity.encode()))  # the noise differs between classifiers
     scores = torch.sigmoid(truth + noise * torch.randn(truth.shape, generator=generator))
-    path = folder / f"{name} {head} {seed}.npz"
-    write_scores(
-        path,
-        [f"{row}.jpg" for row in range(IMAGES)],
-        ScoredRows(scores.numpy(), truth.numpy(), np.ones(truth.shape, dtype=bool)),
-    )
+    predictions = folder / f"{identity}.npz"
+    images = [f"{row}.jpg" for row in range(IMAGES)]
+    write_scores(predictions, images, ScoredRows(scores.numpy(), truth.numpy(), np.ones(truth.shape, dtype=bool)))
+    is_trained = head != "frozen"
     return Result(
         name=name,
         head=head,
-        method=None if head == "frozen" else name,
+        method=name if is_trained else None,
         seed=seed,
         validation=validation,
         test=split_metrics(scores, truth, split="test"),
         macro_F1=0.5,
         by_embedding=Retrieval(jaccard_at_10=0.2, mAP=0.1),
         by_probabilities=Retrieval(jaccard_at_10=0.3, mAP=None),
-        learning_rate=None if head == "frozen" else 1e-3,
-        weight_decay=None if head == "frozen" else 1e-4,
+        learning_rate=1e-3 if is_trained else None,
+        weight_decay=1e-4 if is_trained else None,
         trials=1,
         images_seen=1000,
         seconds=10.0 + seed,
@@ -55,7 +55,7 @@ def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int =
         fidelity="standard",
         reference="",
         fingerprint=FINGERPRINT,
-        predictions=path.name,
+        predictions=predictions.name,
         folder=folder,
     )
 

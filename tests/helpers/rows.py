@@ -5,10 +5,13 @@ from typing import Any
 
 from probmcl.experiments.results import Comparison, Row
 
+NOT_COMPARED_WITH_PROBE = dict.fromkeys(("gain", "gain_interval", "gain_p"))
+NOT_COMPARED_WITH_BEST = dict.fromkeys(("behind", "behind_interval", "behind_p"))
+
 
 def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **other: Any) -> Row:  # noqa: N803
     """Make a row without significant differences from the probe and the best; `other` overrides fields."""
-    row: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "head": head,
         "method": name.partition(":")[0],
@@ -51,26 +54,37 @@ def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **oth
         "note": "",
         "emits_set": False,
     }
-    return Row(**(row | other))
+    return Row(**{**fields, **other})
 
 
 def made_frozen(mAP: float = 0.79, **other: Any) -> Row:  # noqa: N803
     """Make the row of the frozen probe, which is not trained and has no gain."""
-    nothing = dict.fromkeys(("gain", "gain_interval", "gain_p", "behind", "behind_interval", "behind_p"))
-    untrained: dict[str, Any] = {"method": None, "learning_rate": None, "weight_decay": None, "images_seen": 0}
-    return made_row("frozen probe", "frozen", mAP, **({"seconds": 40.0} | nothing | untrained | other))
+    fields: dict[str, Any] = {
+        "method": None,
+        "learning_rate": None,
+        "weight_decay": None,
+        "images_seen": 0,
+        "seconds": 40.0,
+        **NOT_COMPARED_WITH_PROBE,
+        **NOT_COMPARED_WITH_BEST,
+    }
+    return made_row("frozen probe", "frozen", mAP, **{**fields, **other})
 
 
 def made_best(name: str = "asl", head: str = "own head", mAP: float = 0.82, **other: Any) -> Row:  # noqa: N803
     """Make the row of the best method on validation, which is significantly better than the probe."""
-    nothing = dict.fromkeys(("behind", "behind_interval", "behind_p"))
-    clear: dict[str, Any] = {"gain": 0.03, "gain_interval": (0.02, 0.04), "gain_p": 0.004}
-    return made_row(name, head, mAP, **(clear | nothing | other))
+    fields: dict[str, Any] = {
+        "gain": 0.03,
+        "gain_interval": (0.02, 0.04),
+        "gain_p": 0.004,
+        **NOT_COMPARED_WITH_BEST,
+    }
+    return made_row(name, head, mAP, **{**fields, **other})
 
 
 def made_comparison(*rows: Row, **other: Any) -> Comparison:
     """Make a tuned comparison of three seeds; `other` overrides fields."""
-    shared: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "rows": rows,
         "seeds": 3,
         "trials": 4,
@@ -84,32 +98,42 @@ def made_comparison(*rows: Row, **other: Any) -> Comparison:
         "draws": 2000,
         "chance": 0.071,
     }
-    return Comparison(**(shared | other))
+    return Comparison(**{**fields, **other})
 
 
 def demo_comparison() -> Comparison:
     """Make twelve rows, including a preset, an external method and one worse than the probe; one method is left out."""
     seeded: dict[str, Any] = {"over_seeds": 0.0021}
-    second: dict[str, Any] = {"best_head": False, "gain_p": None, "behind_p": None} | seeded
-    worse: dict[str, Any] = {"gain": -0.021, "gain_interval": (-0.034, -0.009), "gain_p": 0.012}
-    far: dict[str, Any] = {"behind": 0.049, "behind_interval": (0.036, 0.062), "behind_p": 0.006}
-    better: dict[str, Any] = {"gain": 0.025, "gain_interval": (0.014, 0.037), "gain_p": 0.006}
+    second_head: dict[str, Any] = {"best_head": False, "gain_p": None, "behind_p": None} | seeded
+    worse_than_probe: dict[str, Any] = {"gain": -0.021, "gain_interval": (-0.034, -0.009), "gain_p": 0.012}
+    far_behind: dict[str, Any] = {"behind": 0.049, "behind_interval": (0.036, 0.062), "behind_p": 0.006}
+    better_than_probe: dict[str, Any] = {"gain": 0.025, "gain_interval": (0.014, 0.037), "gain_p": 0.006}
     asl: dict[str, Any] = {"fidelity": "authors' code, our settings", "reference": "ridnik2021asl"}
     probmcl: dict[str, Any] = {"fidelity": "paper", "reference": "sajedi2024probmcl"}
-    graph: dict[str, Any] = {"fidelity": "partly reconstructed", "reference": "chen2019mlgcn"}
+    ml_gcn: dict[str, Any] = {"fidelity": "partly reconstructed", "reference": "chen2019mlgcn"}
     return made_comparison(
-        made_row("bce", "re-probed", 0.809, seconds=645.0, **second),
+        made_row("bce", "re-probed", 0.809, seconds=645.0, **second_head),
         made_best("asl", "own head", 0.8213, seconds=610.0, **asl, **seeded),
-        made_row("asl", "re-probed", 0.817, seconds=655.0, **asl, **second),
-        made_row("bce", "own head", 0.8151, seconds=600.0, **better, **seeded),
+        made_row("asl", "re-probed", 0.817, seconds=655.0, **asl, **second_head),
+        made_row("bce", "own head", 0.8151, seconds=600.0, **better_than_probe, **seeded),
         made_frozen(0.7912, over_seeds=0.0003),
-        made_row("probmcl", "re-probed", 0.8162, seconds=1410.0, **probmcl, **better, **seeded),
-        made_row("probmcl:paper", "re-probed", 0.772, seconds=1380.0, **probmcl, **worse, **far, **seeded),
-        made_row("ml_gcn", "own head", 0.8097, seconds=820.0, **graph, **seeded),
-        made_row("ml_gcn", "re-probed", 0.8012, seconds=866.0, **graph, **second),
-        made_row("csra", "own head", 0.8155, seconds=702.0, interval=None, gmac=None, **second),
-        made_row("csra", "re-probed", 0.818, seconds=745.0, jaccard_at_10=None, **better, **seeded),
-        made_row("own_loss.py:my_loss & more", "own head", 0.8141, seconds=590.0, fidelity="own", **better, **seeded),
+        made_row("probmcl", "re-probed", 0.8162, seconds=1410.0, **probmcl, **better_than_probe, **seeded),
+        made_row(
+            "probmcl:paper", "re-probed", 0.772, seconds=1380.0, **probmcl, **worse_than_probe, **far_behind, **seeded
+        ),
+        made_row("ml_gcn", "own head", 0.8097, seconds=820.0, **ml_gcn, **seeded),
+        made_row("ml_gcn", "re-probed", 0.8012, seconds=866.0, **ml_gcn, **second_head),
+        made_row("csra", "own head", 0.8155, seconds=702.0, interval=None, gmac=None, **second_head),
+        made_row("csra", "re-probed", 0.818, seconds=745.0, jaccard_at_10=None, **better_than_probe, **seeded),
+        made_row(
+            "own_loss.py:my_loss & more",
+            "own head",
+            0.8141,
+            seconds=590.0,
+            fidelity="own",
+            **better_than_probe,
+            **seeded,
+        ),
         trials=1,
         left_out=("kmcl diverged at step 40 with each of its learning rates.",),
     )

@@ -52,6 +52,8 @@ RUN: RunMetadata[DataSource] = RunMetadata(
 """The content of run.json."""
 
 POLICY = StoredPolicy(unknown="", blank=None, minus_one=None, chance_of_uncertain={}, labels={})
+"""The policy of a run whose labels were read without options."""
+
 PLAIN = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2), "bilinear")
 
 
@@ -76,7 +78,16 @@ def made_run(
     split: Sequence[tuple[Path | str, str]] = (),
     data: DataSource | None = None,
 ) -> Classifier:
-    """Write the files of a run and return its classifier. The manifest lists no files, so that tests can edit them."""
+    """Write the files of a run and return its classifier.
+
+    The manifest lists no files, so that tests can edit them.
+
+    Args:
+        folder: the run folder.
+        names: names of the classes.
+        split: path and split of each image; by default, a single image for training.
+        data: where the data of the run are.
+    """
     model = classifier(len(names))
     run = RunFolder(folder)
     run.write(CONFIG_FILE, Settings(method="bce", jobs=(), encoder=EncoderSettings("test_resnet")))

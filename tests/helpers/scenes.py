@@ -10,9 +10,13 @@ def scene(seed: int, size: tuple[int, int] = (160, 120)) -> Image.Image:
     image = Image.new("RGB", size, tuple(rng.integers(60, 200, 3).tolist()))
     draw = ImageDraw.Draw(image)
     for number in range(40):
-        x, y = rng.uniform(0, size[0]), rng.uniform(0, size[1])
-        width, height = rng.uniform(4, 40, 2)
-        box = (x - width, y - height, x + width, y + height)
+        x = rng.uniform(0, size[0])
+        y = rng.uniform(0, size[1])
+        half_width, half_height = rng.uniform(4, 40, 2)
+        box = (x - half_width, y - half_height, x + half_width, y + half_height)
         color = tuple(rng.integers(0, 256, 3).tolist())
-        (draw.rectangle if number % 2 else draw.ellipse)(box, fill=color)
+        if number % 2:
+            draw.rectangle(box, fill=color)
+        else:
+            draw.ellipse(box, fill=color)
     return image

@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 def simulated_rows(
     images: int = 200, classes: int = 4, *, slope: Any = 0.7, intercept: Any = -1.0, unknown: float = 0.2, seed: int = 0
 ) -> ScoredRows:
-    """Draw scores with logits z, and labels that are present with probability sigmoid(slope · z + intercept).
+    """Draw scores sigmoid(z), and labels that are present with probability sigmoid(slope · z + intercept).
 
     `slope` and `intercept` are numbers or one number per class. A fraction `unknown` of the labels is not known.
     """
@@ -34,23 +34,36 @@ def flip_unknown(rows: ScoredRows) -> ScoredRows:
 
 
 def smoothed_targets(positive: npt.NDArray[np.bool_]) -> Array:
-    """Return the targets of Platt scaling."""
-    positives, negatives = int(positive.sum()), int((~positive).sum())
+    """Return the targets of Platt scaling, which are not quite 0 and 1."""
+    positives = int(positive.sum())
+    negatives = int((~positive).sum())
     return np.where(positive, (positives + 1) / (positives + 2), 1 / (negatives + 2))
 
 
 def minimize_log_loss(u: Array, targets: Array, strength: float = 0.0) -> Array:
-    """Return the slope and intercept that minimize the log loss with a Gaussian prior toward 1 and 0."""
+    """Return the slope and intercept that minimize the log loss with a Gaussian prior toward 1 and 0.
+
+    Args:
+        u: logits.
+        targets: target probability of each logit.
+        strength: strength of the prior.
+    """
+    prior_mean = np.array([1.0, 0.0])
     if strength == np.inf:
-        return np.array([1.0, 0.0])
+        return prior_mean
 
-    def objective(parameters: Array) -> tuple[float, Array]:
-        x, distance = parameters[0] * u + parameters[1], parameters - [1, 0]
-        residual = expit(x) - targets
-        value = (np.logaddexp(0, x) - targets * x).sum() + strength / 2 * distance @ distance
-        return value, np.array([residual @ u, residual.sum()]) + strength * distance
+    def loss_and_gradient(parameters: Array) -> tuple[float, Array]:
+        slope, intercept = parameters
+        logit = slope * u + intercept
+        from_prior = parameters - prior_mean
+        residual = expit(logit) - targets
+        loss = (np.logaddexp(0, logit) - targets * logit).sum() + strength / 2 * from_prior @ from_prior
+        gradient = np.array([residual @ u, residual.sum()]) + strength * from_prior
+        return loss, gradient
 
-    bounds, options = [(MIN_SLOPE, None), (None, None)], {"ftol": 1e-15, "gtol": 1e-9, "maxiter": 1000}
     start = np.array([MIN_SLOPE, 0.0])  # a large slope would start where the gradient vanishes
-    result: Array = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    bounds = [(MIN_SLOPE, None), (None, None)]
+    options = {"ftol": 1e-15, "gtol": 1e-9, "maxiter": 1000}
+    found = minimize(loss_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    result: Array = found.x
     return result

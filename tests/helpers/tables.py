@@ -12,6 +12,7 @@ from probmcl.readers.options import ReadOptions
 from probmcl.readers.table.table import read_table
 
 Write = Callable[..., Path]
+"""The fixture `write` of the readers: it writes a table and returns its path."""
 
 
 def write_table(folder: Path, text: str, *, images: str = "1.jpg 2.jpg 3.jpg 4.jpg", name: str = "labels.csv") -> Path:
@@ -24,32 +25,40 @@ def write_table(folder: Path, text: str, *, images: str = "1.jpg 2.jpg 3.jpg 4.j
 
 
 def states_of(records: Records) -> list[str]:
-    """Return a string per image with one character per class: - absent, + present, ? unknown, ~ uncertain."""
-    return ["".join("-+?~"[state] for state in row) for row in records.states.dense()]
+    """Return a text per image with one character per class: - absent, + present, ? unknown, ~ uncertain."""
+    characters = np.array(list("-+?~"))  # in the order of the numbers of the states
+    return ["".join(characters[row]) for row in records.states.dense()]
 
 
 def labels_of(records: Records) -> list[set[str]]:
     """Return the names of the labels of each image."""
-    return [{records.label_space.names[k] for k in np.flatnonzero(row)} for row in records.labels]
+    return [_classes(records, row) for row in records.labels]
 
 
 def unknown_of(records: Records) -> list[set[str]]:
     """Return the names of the unknown labels of each image."""
-    return [{records.label_space.names[k] for k in np.flatnonzero(~row)} for row in records.known]
+    return [_classes(records, ~row) for row in records.known]
+
+
+def _classes(records: Records, marks: np.ndarray) -> set[str]:
+    """Return the names of the classes that are marked in a row with one mark per class."""
+    return {records.label_space.names[k] for k in np.flatnonzero(marks)}
 
 
 def refused(path: Path, *parts: str, options: ReadOptions = ReadOptions()) -> str:
-    """Return the message of the error for a table, which must contain some parts."""
+    """Check that reading a table is an error whose message has these parts; return the message."""
     with pytest.raises(DataError) as caught:
         read_table(path, options)
+    message = str(caught.value)
     for part in parts:
-        assert part in str(caught.value)
-    return str(caught.value)
+        assert part in message
+    return message
 
 
 def asked(path: Path, *readings: dict[str, str], options: ReadOptions = ReadOptions()) -> Question:
-    """Return the question about a table, whose readings must be chosen by some options."""
+    """Check that reading a table is a question with these answers, given as options; return the question."""
     with pytest.raises(Question) as caught:
         read_table(path, options)
-    assert [dict(reading.options) for reading in caught.value.readings] == [*readings]
-    return caught.value
+    question = caught.value
+    assert [dict(reading.options) for reading in question.readings] == list(readings)
+    return question

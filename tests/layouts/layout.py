@@ -33,7 +33,13 @@ TRAIN_VAL = range(TRAIN.start, VAL.stop)
 
 def states(present: Collection[str], unknown: Collection[str] = (), names: Iterable[str] = NAMES) -> States:
     """Return the states of an image in which every label that is neither present nor unknown is absent."""
-    return {name: "+" if name in present else "?" if name in unknown else "-" for name in names}
+    result = dict.fromkeys(names, "-")
+    for name in result:
+        if name in present:
+            result[name] = "+"
+        elif name in unknown:
+            result[name] = "?"
+    return result
 
 
 def expected(
@@ -44,14 +50,24 @@ def expected(
     unknown: Callable[[int], Collection[str]] = lambda number: (),
     names: Iterable[str] = NAMES,
 ) -> Expected:
-    """Return the expected labels of numbered images; `path` has a placeholder for the number."""
-    names = tuple(names)
-    return {path.format(number): states(present(number), unknown(number), names) for number in numbers}
+    """Return the expected labels of numbered images.
+
+    Args:
+        path: path of an image with a placeholder for its number.
+        numbers: numbers of the images.
+        present: the labels of the image with a number.
+        unknown: the unknown labels of the image with a number.
+        names: names of all classes.
+    """
+    classes = tuple(names)  # read once for each image
+    return {path.format(number): states(present(number), unknown(number), classes) for number in numbers}
 
 
 def table(header: str, row: Callable[[int, tuple[str, ...]], str], numbers: Iterable[int] = LABELS) -> str:
     """Return the text of a table; `row` returns the line, or several lines, of a number and its labels."""
-    return "\n".join([*[header] * bool(header), *(row(number, LABELS[number]) for number in numbers)]) + "\n"
+    lines = [header] if header else []
+    lines += [row(number, LABELS[number]) for number in numbers]
+    return "\n".join(lines) + "\n"
 
 
 def columns(labels: Collection[str], yes: str, no: str, names: Iterable[str] = NAMES, *, delimiter: str = ",") -> str:
@@ -91,40 +107,46 @@ class Layout:
 
     @property
     def commands(self) -> dict[str, Expected]:
-        """The commands that read these data, one for each answer to the question if there is one."""
+        """The expected labels by the command that reads them; for ambiguous data, one command for each reading."""
         if not self.readings:
             return {self.command: self.labels}
         return {f"{self.command} {options}": labels for options, labels in self.readings.items()}
 
     @property
     def lines(self) -> list[str]:
-        """The first three lines, with an arrow for a tab."""
+        """The first three lines that the docs show, with an arrow for a tab."""
+        text = (self.shown or self._first_file).removeprefix("\ufeff")  # the mark with which Windows starts UTF-8 files
+        return [line.strip().replace("\t", "→") for line in text.splitlines()[:3]]
+
+    @property
+    def _first_file(self) -> str:
+        """The text of the first file; empty if there is no file."""
         content = next(iter(self.files.values()), "")
-        text = self.shown or (content if isinstance(content, str) else content.decode("utf-8"))
-        return [line.strip().replace("\t", "→") for line in text.removeprefix("\ufeff").splitlines()[:3]]
+        return content if isinstance(content, str) else content.decode("utf-8")
 
     @property
     def documented(self) -> str:
         """The row in the table of docs/your_data.md."""
         lines = "<br>".join(f"`{line}`" for line in self.lines).replace("|", r"\|")
-        choices = " or ".join(f"`{options}`" for options in self.readings)
-        return f"| {self.have} | {lines} | `{self.command}`{f' asks: {choices}' if choices else ''} |"
+        command = f"`{self.command}`"
+        if self.readings:
+            command += " asks: " + " or ".join(f"`{options}`" for options in self.readings)
+        return f"| {self.have} | {lines} | {command} |"
 
     def write(self, folder: Path) -> None:
         """Write photos/ into a folder; every image has a random texture of its own."""
-        for path, content in self.files.items():
+        contents: dict[str, str | bytes] = dict(self.files)
+        for number, path in enumerate([*self.labels, *self.unlabeled]):
+            contents[path] = texture(number, Path(path).suffix)
+        for path, content in contents.items():
             file = folder / "photos" / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content.encode() if isinstance(content, str) else content)
-        for number, path in enumerate([*self.labels, *self.unlabeled]):
-            file = folder / "photos" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(texture(number, file.suffix))
 
 
 @cache
 def texture(number: int, suffix: str) -> bytes:
-    """Return an image file of 16 × 16 random pixels."""
+    """Return an image file of 16 × 16 random pixels: PNG for the suffix .png, otherwise JPEG."""
     pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="png" if suffix == ".png" else "jpeg", quality=95)
