@@ -71,11 +71,11 @@ class ResultCache:
     """
 
     file: Path | None = None
-    context: bytes = b""  # everything apart from the contents that a result depends on
+    context: bytes = b""  # everything apart from the image files that a result depends on
 
-    def key(self, *contents: bytes) -> bytes:
-        """Return the key of the result for these contents."""
-        return content_digest([self.context, *contents])
+    def key(self, *digests: bytes) -> bytes:
+        """Return the key of the result for the image files with these digests."""
+        return content_digest([self.context, *digests])
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the stored results of these keys; missing and damaged ones are left out."""
