@@ -73,9 +73,9 @@ class ResultCache:
     file: Path | None = None
     context: bytes = b""  # everything apart from the image files that a result depends on
 
-    def key(self, *digests: bytes) -> bytes:
-        """Return the key of the result for the image files with these digests."""
-        return content_digest([self.context, *digests])
+    def key(self, *inputs: bytes) -> bytes:
+        """Return the key of the result for these inputs, such as the digests of two image files."""
+        return content_digest([self.context, *inputs])
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the stored results of these keys; missing and damaged ones are left out."""
