@@ -238,7 +238,7 @@ class ProbMCL(Classifier):
         similarity = label_set_correlation(
             mixture, self.anchors(), label_sets[has_label], component_weight=self.config.component_weight
         )
-        # `_contrast` excludes one column per row, the row itself. No label set is a row, and no column has the index -1.
+        # `_contrast` excludes one column per row: the row itself. No label set is a row, and no column has index -1.
         excluded_column = torch.full((n_rows,), -1, device=overlaps.device)
         return self._contrast(similarity, overlaps[:, has_label], excluded_column)
 

@@ -31,7 +31,8 @@ def aligned_correlation(
 ) -> Float[Tensor, "M P"]:
     """Return the correlation coefficient of two mixtures, comparing only components with the same index.
 
-        Sim(p, q) = Σ_k w_k w'_k κ_k / √(Σ_k w_k² · Σ_k w'_k²)     κ_k = (2σ_k σ'_k / S_k)^(n/2) exp(−‖m_k − m'_k‖² / 2S_k)
+        Sim(p, q) = Σ_k w_k w'_k κ_k / √(Σ_k w_k² · Σ_k w'_k²)
+        κ_k = (2σ_k σ'_k / S_k)^(n/2) exp(−‖m_k − m'_k‖² / 2S_k)
 
     where w_k, m_k and σ_k are the weight, mean and standard deviation of component k of p, those with ' belong to q,
     and S_k = σ_k² + σ'_k². κ_k is 1 if both components k are equal. `correlation` compares every component with every

@@ -133,7 +133,8 @@ def evaluate_loaded_model(state: RunState) -> ModelTest:
         return readable, scores, unreadable
 
     with warnings.catch_warnings():
-        # A warning that test images resemble training images. The run has refused them or warned about them before.
+        # The model warns about test images that are copies of training images. The run has already refused such leaks,
+        # or stored a warning about them if the user allowed them.
         warnings.simplefilter("ignore")
         scored = model.evaluate_records(state.records, options, score)
     return ModelTest(torch.from_numpy(scored.scores), scored.evaluation)
