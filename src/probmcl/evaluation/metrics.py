@@ -264,32 +264,43 @@ def rates_at(
 def decisions_at(scores: Array, labels: Array, known: Array | None = None, threshold: float | Array = 0.5) -> Decisions:
     """Summarize the decisions over all classes. In every F1, 0 / 0 is 0.
 
+    Scores and 0/1 labels have shape (N, C); only entries in the mask `known` are counted. An entry is predicted
+    positive if its score is above the threshold of its class. The counts of right and wrong decisions are tensors with
+    one number per class or per image, and `counts.of(mask)` has only the numbers of the classes or images in the mask.
+
     >>> decisions = decisions_at(torch.tensor([[0.9, 0.1], [0.6, 0.9]]), torch.tensor([[1, 0], [0, 1]]))
     >>> decisions.hamming_loss, decisions.subset_accuracy
     (0.25, 0.5)
     """
     entries = checked(scores, labels, known)
-    by_class = _count(entries, threshold)
-    by_image = _count(entries, threshold, axis=1)
-    micro_f1 = float("nan")
-    if by_image.known.any():
-        micro_f1 = _f1(by_image.true_positives.sum(), by_image.wrong.sum()).item()
+    n_classes = entries.scores.shape[1]
+    class_counts = _count(entries, threshold, axis=0)  # summed over images: one number per class
+    image_counts = _count(entries, threshold, axis=1)  # summed over classes: one number per image
 
-    scored_classes = by_class.of(by_class.is_scored)
-    with_labels = by_image.of(by_image.known > 0)
-    is_fully_known = by_image.known == entries.scores.shape[1]
-    fully_known = by_image.of(is_fully_known)
+    has_both_labels = class_counts.is_scored  # (C,): classes with a known positive and a known negative
+    counts_of_scored_classes = class_counts.of(has_both_labels)
+
+    known_labels = image_counts.known  # (N,): the number of known labels of each image
+    wrong_decisions = image_counts.wrong  # (N,)
+    total_known = known_labels.sum()
+    total_wrong = wrong_decisions.sum()
+    micro_f1 = float("nan")
+    if known_labels.any():
+        micro_f1 = _f1(image_counts.true_positives.sum(), total_wrong).item()
+
+    counts_of_labeled_images = image_counts.of(known_labels > 0)
+    is_fully_known = known_labels == n_classes
     images_fully_known = is_fully_known.sum()
-    images_without_error = (fully_known.wrong == 0).sum()
+    images_without_error = (wrong_decisions[is_fully_known] == 0).sum()
     return Decisions(
-        macro_f1=scored_classes.f1.mean().item(),
+        macro_f1=counts_of_scored_classes.f1.mean().item(),
         micro_f1=micro_f1,
-        sample_f1=with_labels.f1.mean().item(),
-        hamming_loss=_rate(by_image.wrong.sum(), by_image.known.sum()).item(),
+        sample_f1=counts_of_labeled_images.f1.mean().item(),
+        hamming_loss=_rate(total_wrong, total_known).item(),
         subset_accuracy=_rate(images_without_error, images_fully_known).item(),
         images_fully_known=int(images_fully_known),
-        labels_predicted=with_labels.predicted.double().mean().item(),
-        labels_true=with_labels.positives.double().mean().item(),
+        labels_predicted=counts_of_labeled_images.predicted.double().mean().item(),
+        labels_true=counts_of_labeled_images.positives.double().mean().item(),
     )
 
 
@@ -306,15 +317,16 @@ def precision_recall_f1(
         raise ValueError(f"f1={f1!r} must be 'harmonic' or 'per_class'")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1, or None to use only the threshold")
-    decisions = _count(entries, threshold, top_k=top_k)
-    scored = decisions.of(decisions.is_scored)
+    counts = _count(entries, threshold, axis=0, top_k=top_k)  # one number per class
+    has_both_labels = counts.is_scored  # (C,): classes with a known positive and a known negative
+    scored = counts.of(has_both_labels)  # the counts of these classes only
     by_class = _precision_and_recall(scored.true_positives, scored.predicted, scored.positives)  # (2, scored classes)
     class_means = by_class.mean(1)
     class_f1 = _harmonic_mean(class_means) if f1 == "harmonic" else _harmonic_mean(by_class).mean()
     overall = _precision_and_recall(
-        decisions.true_positives.sum(),
-        decisions.predicted.sum(),
-        decisions.positives.sum(),
+        counts.true_positives.sum(),
+        counts.predicted.sum(),
+        counts.positives.sum(),
     )  # (2,)
     class_precision, class_recall = class_means.tolist()
     overall_precision, overall_recall = overall.tolist()
@@ -330,7 +342,7 @@ def precision_recall_f1(
 
 
 def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: int | None = None) -> DecisionCounts:
-    """Count decisions per class (axis 0) or per image (axis 1).
+    """Count decisions per class, over the images (axis 0), or per image, over the classes (axis 1).
 
     With `top_k`, a predicted positive must also be among the k highest known scores of its image.
     """

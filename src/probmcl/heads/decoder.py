@@ -81,20 +81,26 @@ class GroupDecoder(nn.Module):
         dropout: float = 0.1,
         learned_queries: bool = False,
     ) -> None:
+        """Create one query for each group of classes, and the layers.
+
+        All groups have ⌈classes / groups⌉ classes, except perhaps the last one. Groups of this size can be fewer than
+        `groups`: 10 classes in at most 6 groups are 5 groups of 2. The queries need no training, because the attention
+        layer multiplies them by a learned matrix; it is enough that they differ from each other.
+        """
         super().__init__()
         if groups is None:
             groups = min(DEFAULT_GROUPS, classes)
         if not 1 <= groups <= classes:
             raise ValueError(f"`groups` must be between 1 and the number of classes ({classes}), got {groups}")
         self.group_size = math.ceil(classes / groups)
-        n_queries = math.ceil(classes / self.group_size)
+        n_queries = math.ceil(classes / self.group_size)  # one per group that has a class
         self.embedding = nn.Linear(channels, width)
         self.layer = CrossAttention(width, heads=heads, feed_forward=feed_forward, dropout=dropout)
         queries = torch.randn(n_queries, width)
         if learned_queries:
             self.queries = nn.Parameter(queries)
         else:
-            self.register_buffer("queries", queries)
+            self.register_buffer("queries", queries)  # saved with the model, but not trained
         weight = torch.empty(n_queries, width, self.group_size)
         self.weight = nn.Parameter(nn.init.xavier_normal_(weight))
         self.bias = nn.Parameter(torch.zeros(classes))

@@ -139,16 +139,15 @@ def _write(
     blocks: Iterator[PredictionBlock],
     raw_cells: bool = False,
 ) -> None:
-    """Write blocks with a writer to the partial file, and rename it when it is complete.
+    """Write blocks of predictions to a partial file, and rename it when it is complete.
 
-    The first block is needed before the file is opened: class names that do not fit the format leave no file.
+    `write` is the function that writes one format. With `raw_cells`, it writes text to CSV cells unchanged; otherwise
+    text that a spreadsheet would run as a formula is made harmless. The first block is computed before the file is
+    opened, so that an error in it, or class names that do not fit the format, leave no file.
     """
     _refuse_existing(path)
-    first = next(blocks)  # an error in the first block leaves no file
-    if write is _write_csv:
-        refuse_ambiguous(first.names, path)
-    if write is _write_short:
-        label_separator(first.names)
+    first = next(blocks)
+    _refuse_names(first.names, write, path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     # Undecodable bytes in a file name are written unchanged.
@@ -160,6 +159,14 @@ def _write(
     if path.exists():
         raise FileExistsError(f"{path} was created by another process; the predictions are in {partial}")
     durable_rename(partial, path)
+
+
+def _refuse_names(names: Sequence[str], write: _Writer, path: Path) -> None:
+    """Raise an error if class names do not fit the format that a function writes. JSON accepts all names."""
+    if write is _write_csv:
+        refuse_ambiguous(names, path)  # each class has columns of its own
+    if write is _write_short:
+        label_separator(names)  # an error if no separator can join the names in a cell
 
 
 def _write_csv(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], raw_cells: bool) -> None:

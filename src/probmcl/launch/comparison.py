@@ -46,7 +46,7 @@ DEFAULT_EPOCHS = 6
 
 def start_comparison(options: CompareOptions, console: Console, started: float) -> Comparison:
     """Start a comparison in a new folder; `started` is the time from which its budget counts."""
-    added = added_results(options)
+    added = added_results(options)  # the paths of finished results to include
     source = data_source(options)
     spec = comparison_spec(options)
     run_folder.refuse_used(options.out)
@@ -64,26 +64,42 @@ def start_comparison(options: CompareOptions, console: Console, started: float) 
 
 
 def resume_comparison(resume: Path | str, options: CompareOptions, console: Console, started: float) -> Comparison:
-    """Resume an interrupted comparison with the conditions and data that are stored with it."""
-    added = added_results(options)
+    """Resume an interrupted comparison with the conditions and data that are stored with it.
+
+    The folder of the comparison has its specification and the source of its data. The user names again what is read
+    from other files: methods that are defined in a file, and the finished results that the option `add` includes. They
+    may also add more results.
+    """
+    added = added_results(options)  # the paths of all results to include
     folder = existing_folder(resume)
     stored = read_comparison(folder)
     settings = resumed_settings(stored.spec.settings, options)
     _refuse_other_methods(stored.spec.methods, options.methods, folder)
-    unnamed = [path for path in stored.add if Path(path) not in added]
-    if unnamed:
-        raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {keyword('add', unnamed)}")
-    source = stored.source
-    records = read_again(source, folder / files.SPLIT, console, options.data, options.images)
+    _refuse_unnamed_results(stored.add, added)
+
+    records = read_again(stored.source, folder / files.SPLIT, console, options.data, options.images)
     accepted = options.accept_data_change
-    stored = replace(stored, add=tuple(map(str, added)))
-    stored = update_comparison(folder, stored, records.paths, console, accept_data_change=accepted)
+    with_added = replace(stored, add=tuple(map(str, added)))
+    # Writes the comparison, perhaps with a warning about changed images, and returns what was written.
+    updated = update_comparison(folder, with_added, records.paths, console, accept_data_change=accepted)
     signatures = read_signatures(folder, records.paths)
-    prepared = PreparedData(records, source, warnings=stored.warnings, signatures=signatures)
-    spec = replace(stored.spec, settings=settings)
+    prepared = PreparedData(records, stored.source, warnings=updated.warnings, signatures=signatures)
+
+    spec = replace(updated.spec, settings=settings)
     control = RunControl(accept_data_change=accepted)
-    runner = ComparisonRunner(prepared, spec, folder, console, stored.name, control=control, started=started)
+    runner = ComparisonRunner(prepared, spec, folder, console, updated.name, control=control, started=started)
     return _run_comparison(runner, added, report=options.report)
+
+
+def _refuse_unnamed_results(included: Sequence[str], named: Sequence[Path]) -> None:
+    """Raise an error if a comparison includes results that the user has not named again with the option `add`.
+
+    The folder of a comparison may come from a stranger, so no other file is read just because the folder names it.
+    """
+    unnamed = [path for path in included if Path(path) not in named]
+    if unnamed:
+        remedy = keyword("add", unnamed)  # the option as the user writes it, with these paths
+        raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {remedy}")
 
 
 def _run_comparison(runner: ComparisonRunner, added: Sequence[Path], *, report: bool) -> Comparison:
@@ -157,14 +173,22 @@ def method_names(methods: Sequence[str] | str) -> list[str]:
 
 
 def _refuse_other_methods(compared: Sequence[MethodSpec], methods: Sequence[str] | str | None, folder: Path) -> None:
-    """Raise an error if the user names other methods than a comparison has, or omits one that is defined in a file."""
+    """Raise an error if the user names other methods than a comparison has, or omits one that is defined in a file.
+
+    Args:
+        compared: the methods of the comparison.
+        methods: the methods that the user names, if any.
+        folder: the folder of the comparison, for the message.
+    """
     if methods:
         requested = parse_methods(method_names(methods))
         if requested != tuple(compared):
             names = ",".join(method.name for method in compared)
             raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
-    for method in compared:
-        refuse_unnamed(method.method, "the same `methods` again, with {method}")
+    # The folder may come from a stranger, so a method in a file is loaded only if the user names it again.
+    remedy = "the same `methods` again, with {method}"  # `refuse_unnamed` inserts the method into its message
+    for compared_method in compared:
+        refuse_unnamed(compared_method.method, remedy)
 
 
 def added_results(options: CompareOptions) -> list[Path]:

@@ -153,18 +153,38 @@ class KMCL(Classifier):
         row_labels: Float[Tensor, "M C"],
         row_known: Bool[Tensor, "M C"] | None,
     ) -> Float[Tensor, ""]:
-        """Return L_REC, the reconstruction loss of the reduced features `z`, averaged over rows."""
+        """Return L_REC, the reconstruction loss of the reduced features `z`, averaged over rows.
+
+        The setting `clamps` applies the lower bounds of the published code to kernels and to ratios inside logarithms.
+        """
+        kernel_floor = 0.0
+        ratio_floor = 0.0
+        if self.config.clamps:
+            kernel_floor = KERNEL_FLOOR
+            ratio_floor = SHARE_FLOOR
         return reconstruction(
             mixture.log_weight,
             mixture.log_kernels(z),
             present(row_labels, row_known),
             row_known,
-            kernel_floor=KERNEL_FLOOR if self.config.clamps else 0.0,
-            ratio_floor=SHARE_FLOOR if self.config.clamps else 0.0,
+            kernel_floor=kernel_floor,
+            ratio_floor=ratio_floor,
         )
 
     def _contrast(self, mixture: KernelMixture, labels: Labels, known: Known, n_views: int) -> Float[Tensor, ""]:
-        """Return L_KMCL between the local rows and the rows of all processes, averaged over the local rows."""
+        """Return L_KMCL between the local rows and the rows of all processes, averaged over the local rows.
+
+        The M rows of this process are the views of its images. They are compared with the P columns: the rows of all
+        processes, among which are the M rows themselves. No row is compared with itself. The setting
+        `repeated_dimensions` multiplies distances by the number of dimensions, and `clamps` adds a small constant
+        inside the logarithm of the loss, both as in the published code.
+        """
+        distance_scale = 1.0
+        if self.config.repeated_dimensions:
+            distance_scale = float(mixture.dim)
+        share_offset = 0.0
+        if self.config.clamps:
+            share_offset = SHARE_FLOOR
         present_in_images = present(labels, known)  # (N, C)
         present_in_rows = present_in_images.repeat(n_views, 1)  # (M, C)
         present_in_columns = gather_rows(present_in_images, n_views=n_views)  # (P, C)
@@ -173,9 +193,10 @@ class KMCL(Classifier):
             mixture,
             gather_mixture(mixture),
             present=present_in_rows,
-            distance_scale=float(mixture.dim) if self.config.repeated_dimensions else 1.0,
-        )  # (M, P)
+            distance_scale=distance_scale,
+        )  # (T, P): one row per label that is present in a row
         overlaps = label_overlap(labels, known, n_views=n_views)  # (M, P)
+        column_of_row_itself = self_columns(overlaps)  # (M,)
         return kernel_contrastive(
             similarity,
             overlaps.to(similarity.dtype),
@@ -183,6 +204,6 @@ class KMCL(Classifier):
             present_in_columns,
             known_in_columns=known_in_columns,
             temperature=self.config.temperature,
-            self_column=self_columns(overlaps),
-            share_offset=SHARE_FLOOR if self.config.clamps else 0.0,
+            self_column=column_of_row_itself,
+            share_offset=share_offset,
         )

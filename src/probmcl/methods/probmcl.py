@@ -201,7 +201,10 @@ class ProbMCL(Classifier):
     def _contrast(
         self, similarity: Float[Tensor, "M P"], overlaps: Float[Tensor, "M P"], self_column: Int[Tensor, "M"]
     ) -> Float[Tensor, ""]:
-        """Return L_PCL of the local rows, scaled for the mean over processes."""
+        """Return L_PCL of the local rows, scaled for the mean over processes.
+
+        `self_column` is the column of each row that is the row itself, and is excluded; -1 excludes none.
+        """
         loss = contrastive(
             similarity,
             overlaps,
@@ -215,7 +218,18 @@ class ProbMCL(Classifier):
     def _anchored(
         self, mixture: IsotropicMixture, overlaps: Float[Tensor, "M P"], labels: Labels, known: Known
     ) -> Float[Tensor, ""]:
-        """Return L_PCL between the rows and the label sets of all rows that are known to have a label."""
+        """Return the contrastive loss L_PCL of the rows, where the columns are label sets instead of images.
+
+        The anchors are one learned Gaussian per class. A label set is compared with the mixture of the anchors of its
+        classes. The label sets are those of the P rows of all processes; a row without a known label has none. A label
+        set is a positive of the M local rows whose labels overlap with it enough.
+
+        Args:
+            mixture: mixtures of the M local rows, which are the views of the local images.
+            overlaps: label overlap of the local rows with the rows of all processes.
+            labels: labels of the local images.
+            known: mask of the known labels; None means all.
+        """
         assert self.anchors is not None
         n_rows = len(overlaps)
         n_views = n_rows // len(labels)
@@ -224,8 +238,9 @@ class ProbMCL(Classifier):
         similarity = label_set_correlation(
             mixture, self.anchors(), label_sets[has_label], component_weight=self.config.component_weight
         )
-        no_column = torch.full((n_rows,), -1, device=overlaps.device)  # a label set is never the row itself
-        return self._contrast(similarity, overlaps[:, has_label], no_column)
+        # `_contrast` excludes one column per row: the row itself. No label set is a row, and no column has index -1.
+        excluded_column = torch.full((n_rows,), -1, device=overlaps.device)
+        return self._contrast(similarity, overlaps[:, has_label], excluded_column)
 
     def _likelihood(
         self, mixture: IsotropicMixture, features: Float[Tensor, "M D"], hidden: Float[Tensor, "M K"]

@@ -31,8 +31,13 @@ def aligned_correlation(
 ) -> Float[Tensor, "M P"]:
     """Return the correlation coefficient of two mixtures, comparing only components with the same index.
 
-    Sim(p, q) = Σ_k w_k w'_k κ_k / √(Σ_k w_k² · Σ_k w'_k²). This is the limit of `correlation` when component k is moved
-    to (M·e_k, m_k) and M → ∞, which separates the classes. Second derivatives are not supported.
+        Sim(p, q) = Σ_k w_k w'_k κ_k / √(Σ_k w_k² · Σ_k w'_k²)
+        κ_k = (2σ_k σ'_k / S_k)^(n/2) exp(−‖m_k − m'_k‖² / 2S_k)
+
+    where w_k, m_k and σ_k are the weight, mean and standard deviation of component k of p, those with ' belong to q,
+    and S_k = σ_k² + σ'_k². κ_k is 1 if both components k are equal. `correlation` compares every component with every
+    other; Sim is what remains if components with different indices are moved so far apart that they do not overlap.
+    Second derivatives are not supported.
 
     Reference: decision 0002.
 
@@ -52,9 +57,13 @@ def aligned_correlation(
         raise ValueError(f"`component_weight` must be 'l2' or 'density', got {component_weight!r}")
     symmetric = q is None
     check_same_space(p, q or p)
-    a = _by_class(p, component_weight)
-    b = a if q is None else _by_class(q, component_weight)
-    similarity: Tensor = _Aligned.apply(p.dim, symmetric, *a, *b)  # type: ignore[no-untyped-call]
+    # Weights, means and variances; the weights are divided by √Σ_k w_k², which is the denominator of Sim.
+    components_p = _unit_weight_components(p, component_weight)
+    components_q = components_p if q is None else _unit_weight_components(q, component_weight)
+    # The numerator of Sim, which is Sim itself with these weights.
+    similarity: Tensor = _WeightedKappa.apply(  # type: ignore[no-untyped-call]
+        p.dim, symmetric, *components_p, *components_q
+    )
     if symmetric:
         similarity = set_diagonal_to_one(similarity)
     return cap_at_one(similarity)
@@ -72,7 +81,7 @@ class _ByClass(NamedTuple):
         return _ByClass._make(x[classes] for x in self)
 
 
-def _by_class(p: IsotropicMixture, component_weight: ComponentWeight) -> _ByClass:
+def _unit_weight_components(p: IsotropicMixture, component_weight: ComponentWeight) -> _ByClass:
     """Return the components with the class as the first axis, and with weights of unit norm per mixture."""
     log_weight = log_class_weights(p, component_weight)
     log_length = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)  # log √Σ_k w_k²
@@ -106,10 +115,11 @@ def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Fl
     return torch.baddbmm(sum_of_squares, a, b.mT, alpha=-2).clamp(min=0)
 
 
-class _Aligned(torch.autograd.Function):
+class _WeightedKappa(torch.autograd.Function):
     """Autograd function for Σ_k w_ik w'_jk κ_k(i, j) that processes a few classes at a time to limit memory.
 
-    With F = (dL/dSim_ij) w_ik w'_jk κ, d = m − m' and S = v + v', the gradients are dm = −Σ F d/S and
+    κ_k(i, j) = (2σσ'/S)^(n/2) exp(−d²/2S) compares component k of rows i and j, with d = m − m' and S = v + v', where
+    m and v = σ² are the mean and the variance. With F = (dL/dSim_ij) w_ik w'_jk κ, the gradients are dm = −Σ F d/S and
     dv = Σ F [d²/2S² + n(v' − v)/(4vS)]. Distances and Σ F d/S are matrix products that suffer from cancellation, so
     they are computed in float64.
     """

@@ -134,9 +134,12 @@ def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
 class _Features(torch.autograd.Function):
     """Autograd function for P, which is computed block by block and recomputed in the backward pass.
 
-    With t = (u − x)/√(2v) and x = √n μ, a is proportional to v^(−power) exp(−t²). With ξ = y − middle, where middle is
-    log σ plus a constant, g is proportional to exp(−sharpness (e^2ξ − 1 − 2ξ)). Hence dω = ⟨dP, ag⟩,
-    dx = √(2/v) ⟨dP, t ag⟩ and dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v.
+    P(u, y) = Σ_k exp(ω_k) a_k(u) g_k(y), where u are positions along a line, and y are logarithms of the distance from
+    it. A component has the log-weight ω, the mean x = √n μ on the line and the variance v = σ². With t = (u − x)/√(2v),
+    its profile a along the line is proportional to v^(−power) exp(−t²). With ξ = y − middle, where middle is log σ plus
+    a constant, its profile g across the line is proportional to exp(−sharpness (e^2ξ − 1 − 2ξ)). `power` and
+    `sharpness` are constants of the grid. With a and g including the weight, dω = ⟨dP, ag⟩, dx = √(2/v) ⟨dP, t ag⟩ and
+    dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v.
     """
 
     @staticmethod
@@ -162,9 +165,10 @@ class _Features(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of ω, μ and v, given the gradient dP of the feature vectors (M, Q).
 
-        With the profiles a along the line and g across it, t = (u − x)/√(2v), x = √n μ and the log-distance ξ from the
-        peak of g, they are dω = ⟨dP, ag⟩, dμ = √(2n/v) ⟨dP, t ag⟩ and
-        dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v.
+        They are dω = ⟨dP, ag⟩, dμ = √(2n/v) ⟨dP, t ag⟩ and dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v. Here
+        ⟨ , ⟩ is the sum over the grid, and a(u) g(y) is a component: the product of its profiles along a line and
+        across it, including its weight. t = (u − x)/√(2v) is the distance from its mean x = √n μ, and ξ is the distance
+        of y from the peak of g. `power` and `sharpness` are constants of the grid.
         """
         grid, c = ctx.grid, Components(*ctx.saved_tensors)
         profiles = _profiles(c, grid)
@@ -276,7 +280,12 @@ def _blocks(c: Components, grid: Grid) -> Iterator[tuple[slice, slice]]:
 
 
 def _profile_along(profiles: _Profiles, nodes: _Nodes) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
-    """Return exp(−t²) and t at every node along the line, where t = (u − x)/√(2v)."""
+    """Return the profile exp(−t²) of each component, and t, at every node u along the line.
+
+    t = (u − x)/√(2v) is the distance of the node from the mean x of the component, where v is its variance. It is
+    computed as step · (number of nodes from the nearest node to u) + offset, where the offset is that of the node
+    nearest to x. Both are in units of √(2v).
+    """
     # In place, because these tensors have the size of a block.
     t = nodes.along - profiles.nearest_node[:, :, None]
     t *= profiles.step[:, :, None]
@@ -287,55 +296,73 @@ def _profile_along(profiles: _Profiles, nodes: _Nodes) -> tuple[Float[Tensor, "R
 
 
 def _profile_across(profiles: _Profiles, nodes: _Nodes) -> tuple[Float[Tensor, "R K Qy"], Float[Tensor, "R K Qy"]]:
-    """Return height · exp(−s (e^2ξ − 1 − 2ξ)) and s (e^2ξ − 1) at every node across the line.
+    """Return the profile g of each component, and its slope, at every node y across the line.
 
-    Here s is the sharpness, and ξ = y − middle is the log-distance from the peak. Both results are small differences
-    of large numbers, so they are computed in float64. In one dimension there is one node, with ξ = 0.
+        g = height · exp(−sharpness (e^2ξ − 1 − 2ξ))     slope = sharpness (e^2ξ − 1)     ξ = y − middle
+
+    where y is the logarithm of the distance from the line, `middle` is its value at the peak of the component, and the
+    height includes the weight of the component. Half the derivative of the logarithm of g by `middle` is the slope.
+    Exponent and slope are small differences of large numbers, so they are computed in float64. In one dimension there
+    is one node, with ξ = 0.
     """
     height = profiles.height[:, :, None]
     if nodes.across is None:
         return height, torch.zeros_like(height)
-    y, s = nodes.across, nodes.sharpness
+    y = nodes.across
+    sharpness = nodes.sharpness
     # e^2ξ = e^2y e^(−2 middle) needs no exponential for every pair of a component and a node.
-    growth = (s * (2 * y).exp()) * (-2 * profiles.middle).exp()[:, :, None]  # s e^2ξ
-    linear = (1 + 2 * y) * s - (2 * s * profiles.middle)[:, :, None]  # s (1 + 2ξ)
+    growth = (sharpness * (2 * y).exp()) * (-2 * profiles.middle).exp()[:, :, None]  # sharpness e^2ξ
+    linear = (1 + 2 * y) * sharpness - (2 * sharpness * profiles.middle)[:, :, None]  # sharpness (1 + 2ξ)
     # In place, because these tensors have the size of a block.
     exponent = linear.sub_(growth)
     exponent.clamp_(min=LEAST_EXPONENT[height.dtype])
     across = exponent.to(height.dtype).exp_()
     across *= height
-    slope = growth.sub_(s)
+    slope = growth.sub_(sharpness)
     return across, slope.to(height.dtype)
 
 
 def _sum_of_components(profiles: _Profiles, nodes: _Nodes) -> Float[Tensor, "R Q"]:
-    """Return Σ_k exp(ω_k) a_k(u) g_k(y) at every node of the grid, over the components of a block."""
-    along, _ = _profile_along(profiles, nodes)  # (R, K, Qu)
-    across, _ = _profile_across(profiles, nodes)  # (R, K, Qy)
+    """Return Σ_k a_k(u) g_k(y) at every node (u, y) of the grid, over the components k of a block.
+
+    a_k is the profile of a component along a line, and g_k its profile across the line. The weight of the component is
+    a factor of g_k. The Q = Qu · Qy nodes of the result are in the order of u, then y.
+    """
+    along, _ = _profile_along(profiles, nodes)  # a: (R, K, Qu)
+    across, _ = _profile_across(profiles, nodes)  # g, with the weight: (R, K, Qy)
     return torch.bmm(along.mT, across).flatten(1)
 
 
 def _moments(grad: Float[Tensor, "R Q"], profiles: _Profiles, nodes: _Nodes) -> _Moments:
-    """Return ⟨dP, f a g⟩ for the gradient dP of the feature vectors, every component of a block, and four factors f.
+    """Return the four sums over the grid from which the gradients of every component are computed.
 
-    a(u) and g(y) are the profiles of a component along and across the line. The factors are 1, t and t² with
-    t = (u − x)/√(2v), and s (e^2ξ − 1), where s is the sharpness and ξ is the log-distance from the peak of g. All but
-    the last are summed over y first, which is a matrix product, and then over u. The last one is summed in the
-    opposite order.
+        sum_f = Σ_u Σ_y dP(u, y) f a(u) g(y)     with f = 1, t, t² and slope
+
+    A component is a product a(u) g(y) on a grid with Qu nodes u along a line and Qy nodes y across it. The feature
+    vectors P are the sums of all components, and `grad` is the gradient dP of the loss by P. The derivatives of a
+    component by its weight, mean and variance are a(u) g(y) times these factors:
+
+        a(u) = exp(−t²)                                       t = (u − x) / (√2 σ), the distance from the mean x
+        g(y) = height · exp(−sharpness (e^2ξ − 1 − 2ξ))       slope = sharpness (e^2ξ − 1)
+
+    where ξ = y − middle is the distance from the peak of g, and sharpness is a constant of the grid.
     """
-    along, t = _profile_along(profiles, nodes)
-    across, slope = _profile_across(profiles, nodes)  # slope = s (e^2ξ − 1)
+    along, t = _profile_along(profiles, nodes)  # a and t: (R, K, Qu)
+    across, slope = _profile_across(profiles, nodes)  # g and slope: (R, K, Qy)
     grad_on_grid = grad.reshape(len(grad), len(nodes.along), -1)  # (R, Qu, Qy)
 
-    over_u = torch.bmm(across, grad_on_grid.mT)  # (R, K, Qu)
-    over_u *= along
-    zeroth = over_u.sum(2)
-    over_u *= t
-    first = over_u.sum(2)
-    over_u *= t
-    second = over_u.sum(2)
+    # 1, t and t² depend only on u, so the sum over y is the same for them. It is a matrix product, and comes first.
+    # The terms of the sum over u are updated in place, because they have the size of a block.
+    terms_along = torch.bmm(across, grad_on_grid.mT)  # (R, K, Qu): Σ_y dP g
+    terms_along *= along  # f = 1
+    zeroth = terms_along.sum(2)
+    terms_along *= t  # f = t
+    first = terms_along.sum(2)
+    terms_along *= t  # f = t²
+    second = terms_along.sum(2)
 
-    over_y = torch.bmm(along, grad_on_grid)  # (R, K, Qy)
-    over_y *= across
-    over_y *= slope
-    return _Moments(zeroth, first, second, over_y.sum(2))
+    # The slope depends only on y, so the sum over u comes first.
+    terms_across = torch.bmm(along, grad_on_grid)  # (R, K, Qy): Σ_u dP a
+    terms_across *= across
+    terms_across *= slope
+    return _Moments(zeroth, first, second, across=terms_across.sum(2))

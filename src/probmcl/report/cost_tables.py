@@ -77,10 +77,12 @@ def _measured_table(speeds: Sequence[tuple[str, Speed]]) -> Table:
 
 
 def _parameter_cells(row: CostRow) -> list[str]:
+    """Return the two cells of the columns `PARAMETERS`: in training and in predicting."""
     return [millions(row.training_parameters), millions(row.prediction_parameters)]
 
 
 def _gmac_cells(row: CostRow) -> list[str]:
+    """Return the two cells of the columns `GMAC`: as torch and as ptflops count."""
     return [giga(row.gmac), giga(row.gmac_ptflops)]
 
 
@@ -118,18 +120,23 @@ def _problems(rows: Sequence[CostRow]) -> list[str]:
 
 
 def paper_table(networks: Sequence[PaperNetwork]) -> Table:
-    """Return a table in which each row from Table 3 of the paper is followed by rows for our networks."""
+    """Return a table in which each row from Table 3 of the paper is followed by rows for our networks.
+
+    The paper prints one number of parameters and one of GMAC. They are in the columns of our numbers that are counted
+    in the same way: the parameters in training, and the GMAC of ptflops. The other cells of a printed row are empty.
+    """
     title = "Table 3 of the paper and our networks at 448 px"
     columns = [Column.of_names("method"), Column.of_names("encoder"), Column("classes"), *NETWORK]
     cells: list[list[str]] = []
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
-        parameters = f"{printed.parameters:.2f}"
-        gmac = f"{printed.gmac:.2f}"
-        # The printed numbers are in the columns of the numbers that they are compared with.
-        cells.append([f"{printed.name} (paper)", "", "", parameters, "", "", gmac])
+        printed_names = [f"{printed.name} (paper)", "", ""]  # method; no encoder, no classes
+        printed_parameters = [f"{printed.parameters:.2f}", ""]  # in training; none in predicting
+        printed_gmac = ["", f"{printed.gmac:.2f}"]  # none of torch; of ptflops
+        cells.append([*printed_names, *printed_parameters, *printed_gmac])
         for network in group:
             row = network.row
-            cells.append([row.method, row.encoder, str(row.classes), *_parameter_cells(row), *_gmac_cells(row)])
+            names = [row.method, row.encoder, str(row.classes)]
+            cells.append([*names, *_parameter_cells(row), *_gmac_cells(row)])
     notes = [f"{network.printed.name}: {network.printed.note}" for network in networks]
     distinct_notes = list(dict.fromkeys(notes))
     problems = _problems([network.row for network in networks])

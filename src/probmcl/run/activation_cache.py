@@ -270,8 +270,13 @@ class ActivationCache:
         self.complete.add((split, part))
 
     def _blocks(self, split: Split, part: Part, batches: ImageBatches) -> list[Block]:
-        """Return the part of the file that each batch fills. The rows of a batch are consecutive in their split."""
-        views = range(1)
+        """Return the part of the file that each batch fills.
+
+        The file of a split has an array of shape (views, images, …). View 0 is the plain view of an image; the views
+        from 1 on are its augmented views. A block is a range of views and a range of images, counted from the start of
+        the split. The images of a batch are consecutive in the split.
+        """
+        views = range(1)  # the plain view
         if part == "augmented":
             views = range(1, 1 + self.n_augmented)
         rows_of_split = self.images.records.rows(split)  # in ascending order
@@ -279,7 +284,8 @@ class ActivationCache:
         for batch in batches.order:
             _, first_row = batch[0]  # an epoch and a row of the records
             start = int(np.searchsorted(rows_of_split, first_row))
-            blocks.append(Block(views, range(start, start + len(batch))))
+            images = range(start, start + len(batch))
+            blocks.append(Block(views, images))
         return blocks
 
     @torch.inference_mode()

@@ -116,8 +116,9 @@ def _features_of_training_and_validation(workspace: Workspace, candidate: Candid
 def evaluate_loaded_model(state: RunState) -> ModelTest:
     """Load the model of the run, and evaluate it on the test split as `Model.evaluate` does.
 
-    In one process, a later evaluation of the run gives the same numbers. Several processes share the images, so their
-    batches differ, and the scores may differ in the last digits.
+    The model scores the images with a function that is passed to it, so that several processes can share the images.
+    Their batches then differ, and the scores may differ in the last digits. In one process, a later evaluation of the
+    run gives the same numbers.
     """
     model = load(state.folder.path, device=state.settings.device)
     options = EvaluateOptions(split="test", workers=state.settings.workers, console=state.console)
@@ -125,12 +126,16 @@ def evaluate_loaded_model(state: RunState) -> ModelTest:
     def score(
         records: Records, options: EvaluateOptions, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], Sequence[BadImage]]:
-        scores = _score_together(model, records, options, console)
-        bad_images = ()  # every image can be read, or the function above has raised an error
-        return records, scores, bad_images
+        """Return the readable images, their raw scores, and the unreadable images, as `evaluate_records` expects."""
+        scores = _score_together(model, records, options, console)  # an unreadable image is an error here
+        readable = records
+        unreadable = ()
+        return readable, scores, unreadable
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about leaks, which are a warning of the run if they were allowed
+        # The model warns about test images that are copies of training images. The run has already refused such leaks,
+        # or stored a warning about them if the user allowed them.
+        warnings.simplefilter("ignore")
         scored = model.evaluate_records(state.records, options, score)
     return ModelTest(torch.from_numpy(scored.scores), scored.evaluation)
 

@@ -45,7 +45,7 @@ class Format(Generic[T]):
     """How the result of a phase is stored. A result is never None.
 
     Attributes:
-        row: the file, whose name contains the key of the phase.
+        row: the file of the phase; a `*` in its name stands for the key of the phase.
         save: writes a result, given the run folder and the key.
         load: reads a result; `RunError` if the file is damaged.
         synchronize: replaces results that may differ between processes with the result of rank 0.
@@ -62,20 +62,27 @@ class Format(Generic[T]):
 
 
 def json_format(kind: TypeForm[T]) -> Format[T]:
-    """Return the format that stores a dataclass as JSON."""
-    row = files.PHASE.holding(kind)  # the file of a phase, whose name contains the key of the phase
+    """Return the format that stores the result of a phase, which is a dataclass of this kind, as JSON.
+
+    A phase is a step of a run and has a key, such as "plan". Its file is checkpoints/<key>.json in the run folder.
+    """
+    any_phase = files.PHASE.holding(kind)  # describes checkpoints/*.json, where * stands for the key of a phase
 
     def synchronize(result: T) -> T:
         """Return the result of rank 0 on every process."""
         return convert(broadcast(msgspec.to_builtins(result)), kind)
 
     def save(folder: RunFolder, key: str, result: T) -> None:
-        folder.write(row.named(key), result)
+        """Write the result to the file of the phase with this key."""
+        file = any_phase.named(key)
+        folder.write(file, result)
 
     def load(folder: RunFolder, key: str) -> T:
-        return folder.read(row.named(key))
+        """Read the result from the file of the phase with this key."""
+        file = any_phase.named(key)
+        return folder.read(file)
 
-    return Format(row, save, load, synchronize)
+    return Format(any_phase, save, load, synchronize)
 
 
 def candidate_format(identity: CandidateId) -> Format[Candidate]:
@@ -155,9 +162,9 @@ def _save_test(folder: RunFolder, key: str, test: ScoredTest) -> None:
 
 
 def _load_test(folder: RunFolder, key: str) -> ScoredTest:
-    row = files.TESTED.named(key)
-    tensors, stored = folder.read_tensors(row)
-    scores = _stored_scores(tensors, folder.path / row)
+    file = files.TESTED.named(key)
+    tensors, stored = folder.read_tensors(file)
+    scores = _stored_scores(tensors, folder.path / file)
     return ScoredTest(scores, stored.evaluation, stored.retrieval)
 
 

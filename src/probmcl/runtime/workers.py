@@ -93,7 +93,8 @@ def worker_pool(
     """Start workers, yield a function like `map_in_order`, and kill the workers at the end.
 
     At most `ahead` results per worker are computed before they are needed. `start` is the start method of the workers
-    (default: `start_method`).
+    (default: `start_method`). `files` returns the files that a part is read from. They are listed in the error message
+    if a worker dies while it processes the part; by default, none are listed.
     """
     if workers == 0:
         yield lambda parts: map(work, parts)
@@ -313,6 +314,17 @@ def _can_share_files() -> bool:
 
 
 def _send(socket: "Socket", value: object, shares_files: bool) -> None:
+    """Send a value to the process at the other end of a socket; `_receive` reads it there.
+
+    The value is pickled into blocks of bytes: the pickle, and the buffer of each array. A message says how the blocks
+    are sent and how large they are. The blocks follow through the socket or, if they are large and `shares_files`, in
+    an anonymous file in memory. Only the descriptor of this file is sent, and the receiver maps it without copying.
+    `_places` are the positions of the blocks in the file.
+
+    Files are shared only on Linux, where `shares_files` can be True. The second check of the platform tells mypy that
+    `memfd_create` exists there; elsewhere, this branch is never reached. `send_handle` ignores its last argument, a
+    process id, except on Windows.
+    """
     buffers: list[pickle.PickleBuffer] = []
     content = io.BytesIO()
     _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(value)

@@ -111,20 +111,20 @@ def paths(tmp_path: Path) -> list[Path]:
 
 
 def compared(paths: list[Path], cache: ResultCache, minimum: float, steps: list[int]) -> Correlations:
-    tiles, contents = paths[0].with_name("tiles"), [path.name.encode() for path in paths]
+    tiles, digests = paths[0].with_name("tiles"), [path.name.encode() for path in paths]
     settings = SearchSettings(cache=cache)
-    write_tiles(tiles, paths, contents, settings)
-    return TileComparison(tiles, contents, settings, steps.append).correlations(PAIRS, minimum)
+    write_tiles(tiles, paths, digests, settings)
+    return TileComparison(tiles, digests, settings, steps.append).correlations(PAIRS, minimum)
 
 
 def test_tiles_are_read_from_the_cache_or_decoded(paths: list[Path], tmp_path: Path) -> None:
     cache = ResultCache(tmp_path / "results.sqlite")
     prints = fingerprints(paths[:4], SearchSettings(cache=cache))
-    contents = [image.content for image in prints] + [b"unknown", b"unknown too"]
+    digests = [image.content for image in prints] + [b"unknown", b"unknown too"]
     expected = [read_tile(path, None) for path in paths]
     for path in paths[:4]:
         path.unlink()
-    write_tiles(tmp_path / "tiles", paths, contents, SearchSettings(cache=cache))
+    write_tiles(tmp_path / "tiles", paths, digests, SearchSettings(cache=cache))
     assert (tmp_path / "tiles").read_bytes() == b"".join(expected)
     assert len(expected[0]) == TILE * TILE
 
@@ -141,11 +141,11 @@ def test_cached_correlations_do_not_depend_on_earlier_minimums(paths: list[Path]
 
 
 def test_workers_compare_many_pairs(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiles, contents = tmp_path / "tiles", [path.name.encode() for path in paths]
-    write_tiles(tiles, paths, contents, SearchSettings(workers=2))
-    expected = TileComparison(tiles, contents, SearchSettings(), lambda count: None).correlations(PAIRS)
+    tiles, digests = tmp_path / "tiles", [path.name.encode() for path in paths]
+    write_tiles(tiles, paths, digests, SearchSettings(workers=2))
+    expected = TileComparison(tiles, digests, SearchSettings(), lambda count: None).correlations(PAIRS)
     monkeypatch.setattr(module, "PAIRS_AT_ONCE", 1)
     monkeypatch.setattr(module, "PAIRS_PER_LOOKUP", 2)
     monkeypatch.setattr(module, "FEW_BATCHES", 0)
-    result = TileComparison(tiles, contents, SearchSettings(workers=2), lambda count: None).correlations(PAIRS)
+    result = TileComparison(tiles, digests, SearchSettings(workers=2), lambda count: None).correlations(PAIRS)
     assert np.allclose(result, expected, atol=1e-3, equal_nan=True)

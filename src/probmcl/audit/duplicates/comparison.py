@@ -293,27 +293,33 @@ def _blur(side: int, width: float) -> Float[ndarray, "S S"]:
     return blur
 
 
-def write_tiles(file: Path, paths: Sequence[Path], contents: Sequence[bytes], settings: SearchSettings) -> None:
-    """Write the tiles of images to a file, 4 kB each, to save memory. Images that are not in the cache are decoded.
+def write_tiles(file: Path, paths: Sequence[Path], digests: Sequence[bytes], settings: SearchSettings) -> None:
+    """Write the tile of each image to a file, to save memory. A tile is a gray image of 4 kB.
 
-    `contents` are the digests of the files.
+    The tiles have the order of `paths`. A tile is copied from the cache, whose key is the digest of the image file.
+    Images without a tile in the cache are decoded, in worker processes.
     """
     tiles = np.memmap(file, dtype=np.uint8, mode="w+", shape=(len(paths), TILE * TILE))
-    missing = _write_cached_tiles(tiles, contents, settings.cache)
+    missing = _write_cached_tiles(tiles, digests, settings.cache)  # the rows of the images to decode
     batches = [missing[start : start + IMAGES_AT_ONCE] for start in range(0, len(missing), IMAGES_AT_ONCE)]
     paths_of_batches = [[paths[row] for row in rows] for rows in batches]
     read_tiles = partial(_read_tiles, settings.intensity)
-    with closing(map_in_order(read_tiles, paths_of_batches, settings.workers, files=list)) as results:
+
+    def files_of(paths_of_batch: list[Path]) -> list[Path]:
+        """Return the files to list in the error message if a worker dies while it decodes a batch."""
+        return paths_of_batch
+
+    with closing(map_in_order(read_tiles, paths_of_batches, settings.workers, files=files_of)) as results:
         for rows, tiles_of_rows in zip(batches, results, strict=True):
             tiles[rows] = tiles_of_rows
     tiles.flush()
 
 
-def _write_cached_tiles(tiles: UInt8[ndarray, "M D"], contents: Sequence[bytes], cache: ResultCache) -> list[int]:
-    """Write the tiles that are in the cache, and return the rows of the others."""
+def _write_cached_tiles(tiles: UInt8[ndarray, "M D"], digests: Sequence[bytes], cache: ResultCache) -> list[int]:
+    """Write the tiles that are in the cache, and return the rows of the others. `digests` are those of the files."""
     missing: list[int] = []
-    for start in range(0, len(contents), TILES_PER_LOOKUP):
-        keys = [cache.key(content) for content in contents[start : start + TILES_PER_LOOKUP]]
+    for start in range(0, len(digests), TILES_PER_LOOKUP):
+        keys = [cache.key(digest) for digest in digests[start : start + TILES_PER_LOOKUP]]
         cached = cache.get(keys)
         for row, key in enumerate(keys, start):
             if key in cached:
@@ -325,14 +331,14 @@ def _write_cached_tiles(tiles: UInt8[ndarray, "M D"], contents: Sequence[bytes],
 
 @dataclass(frozen=True)
 class TileComparison:
-    """Compares pairs of the images whose tiles are in `file` and whose digests are `contents`.
+    """Compares pairs of the images whose tiles are in `file`. `digests` are the digests of the image files.
 
     Pairs that are in the cache are not registered again. `advance` is called with the number of pairs completed since
     the last call. The correlations of a pair are cached as two numbers: coarse and fine.
     """
 
     file: Path
-    contents: Sequence[bytes]
+    digests: Sequence[bytes]
     settings: SearchSettings
     advance: Callable[[int], None]
 
@@ -344,50 +350,59 @@ class TileComparison:
         fine = np.full(len(pairs.ones), np.nan, dtype=np.float32)
         for start in range(0, len(kept), PAIRS_PER_LOOKUP):
             rows = kept[start : start + PAIRS_PER_LOOKUP]
-            values = self._cached_or_registered(pairs.select(rows), minimum)
-            coarse[rows] = values[:, 0]
-            fine[rows] = values[:, 1]
+            correlations = self._look_up_or_register(pairs.select(rows), minimum)
+            coarse[rows] = correlations[:, 0]
+            fine[rows] = correlations[:, 1]
         fine[coarse < minimum] = np.nan  # the cached pair may have been compared with a lower minimum
         return Correlations(coarse, fine)
 
-    def _cached_or_registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
+    def _look_up_or_register(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
         """Return the coarse and the fine correlation of each pair: from the cache, or computed and then stored.
 
-        A fine correlation is needed only if the coarse one is at least `minimum`.
+        The coarse correlation is computed first. The fine one is needed only if the coarse one is at least `minimum`;
+        otherwise it may be NaN. Both are NaN if a pair is not in the cache.
         """
         cache = self.settings.cache
         keys = self._keys(pairs)
         cached = cache.get(keys)
-        stored = b"".join(cached.get(key, UNKNOWN) for key in keys)  # `UNKNOWN` has the bytes of two NaN
-        values = np.frombuffer(stored, dtype=np.float32).reshape(-1, 2).copy()
-        coarse, fine = values[:, 0], values[:, 1]
-        is_complete = (coarse < minimum) | ~np.isnan(fine)
-        missing = np.flatnonzero(~is_complete)
+        content = b"".join(cached.get(key, UNKNOWN) for key in keys)  # `UNKNOWN` has the bytes of two NaN
+        correlations = np.frombuffer(content, dtype=np.float32).reshape(-1, 2).copy()  # the buffer is read-only
+
+        coarse = correlations[:, 0]
+        fine = correlations[:, 1]
+        is_below_minimum = coarse < minimum  # False if the pair is not in the cache, as NaN < minimum is False
+        has_fine = ~np.isnan(fine)
+        missing = np.flatnonzero(~(is_below_minimum | has_fine))
         self.advance(len(keys) - len(missing))
-        values[missing] = self._registered(pairs.select(missing), minimum)
-        cache.put({keys[row]: values[row].tobytes() for row in missing})
-        return values
+
+        correlations[missing] = self._register(pairs.select(missing), minimum)
+        cache.put({keys[row]: correlations[row].tobytes() for row in missing})
+        return correlations
 
     def _keys(self, pairs: CandidatePairs) -> list[bytes]:
         """Return the key of each pair in the cache."""
         columns = (pairs.ones.tolist(), pairs.others.tolist(), pairs.flipped.tolist())
         keys: list[bytes] = []
         for one, other, flipped in zip(*columns, strict=True):
-            key = self.settings.cache.key(self.contents[one], self.contents[other], bytes([flipped]))
+            key = self.settings.cache.key(self.digests[one], self.digests[other], bytes([flipped]))
             keys.append(key)
         return keys
 
-    def _registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
-        """Register the pairs in batches, in worker processes if there are many, and return their correlations."""
+    def _register(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
+        """Align the images of each pair and return their correlations, coarse and fine.
+
+        The pairs are processed in batches, in worker processes if there are many batches.
+        """
         starts = range(0, len(pairs.ones), PAIRS_AT_ONCE)
         batches = [pairs.select(slice(start, start + PAIRS_AT_ONCE)) for start in starts]
         workers = self.settings.workers if len(batches) > FEW_BATCHES else 0
-        values = [np.zeros((0, 2), dtype=np.float32)]
-        with closing(map_in_order(partial(_correlations, self.file, minimum), batches, workers)) as results:
-            for values_of_batch in results:
-                values.append(values_of_batch)
-                self.advance(len(values_of_batch))
-        return np.concatenate(values)
+        correlate = partial(_correlations, self.file, minimum)
+        correlations = [np.zeros((0, 2), dtype=np.float32)]  # the result if there are no pairs
+        with closing(map_in_order(correlate, batches, workers)) as results:
+            for correlations_of_batch in results:
+                correlations.append(correlations_of_batch)
+                self.advance(len(correlations_of_batch))
+        return np.concatenate(correlations)
 
 
 def _read_tiles(intensity: IntensityRange | None, paths: Sequence[Path]) -> UInt8[ndarray, "M D"]:

@@ -71,11 +71,11 @@ class ResultCache:
     """
 
     file: Path | None = None
-    context: bytes = b""  # everything apart from the contents that a result depends on
+    context: bytes = b""  # everything apart from the image files that a result depends on
 
-    def key(self, *contents: bytes) -> bytes:
-        """Return the key of the result for these contents."""
-        return content_digest([self.context, *contents])
+    def key(self, *inputs: bytes) -> bytes:
+        """Return the key of the result for these inputs, such as the digests of two image files."""
+        return content_digest([self.context, *inputs])
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the stored results of these keys; missing and damaged ones are left out."""

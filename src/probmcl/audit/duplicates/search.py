@@ -146,12 +146,12 @@ def near_duplicates(
     pairs = _renumbered(candidates, images)
     sample = _renumbered(unrelated, images)
 
-    contents = [prints[row].content for row in rows]
+    digests = [prints[row].content for row in rows]  # of the image files
     # After an error, the tiles may still be mapped, and Windows does not delete mapped files.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         tiles = Path(folder) / "tiles"
-        write_tiles(tiles, [paths[row] for row in rows], contents, settings)
-        comparison = TileComparison(tiles, contents, settings, step)
+        write_tiles(tiles, [paths[row] for row in rows], digests, settings)
+        comparison = TileComparison(tiles, digests, settings, step)
         coarse, fine = comparison.correlations(sample)  # at half size, and at full size
         final = np.where(np.isnan(fine), coarse, fine)  # few random pairs are compared at full size
         confirmed, doubtful = thresholds(final)
