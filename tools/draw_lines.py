@@ -20,9 +20,10 @@ from typing import NamedTuple
 SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
 UNINFORMATIVE = re.compile(
-    r"\s*([\W_]*|else:|try:|finally:|return|pass|break|continue|raise|return None|(from \S+ )?import .*)\s*"
+    r"\s*([\W_]*|\) -> .*|\W*(True|False|None)\W*|else:|try:|finally:|return|pass|break|continue|raise|return None"
+    r"|@dataclass.*|@final|@runtime_checkable|@property)\s*"
 )
-"""Blank lines, closing lines, imports, and statements that stand in any file."""
+"""Blank lines, closing lines, and lines that stand in any file."""
 
 
 class Line(NamedTuple):
@@ -61,14 +62,24 @@ def scopes(source: str) -> dict[int, Scope]:
     return found
 
 
+def import_lines(source: str) -> set[int]:
+    """Return the numbers of all lines of import statements."""
+    numbers: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            numbers.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return numbers
+
+
 def informative_lines() -> list[Line]:
     """Return every line that can be drawn."""
     lines = []
     for path in sorted(SOURCE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")
         scope_of = scopes(source)
+        imports = import_lines(source)
         for number, text in enumerate(source.splitlines(), start=1):
-            if not UNINFORMATIVE.fullmatch(text):
+            if number not in imports and not UNINFORMATIVE.fullmatch(text):
                 lines.append(Line(path.relative_to(SOURCE), number, text, scope_of.get(number, MODULE)))
     return lines
 

@@ -19,12 +19,12 @@ from probmcl.data.image_files import (
     is_image,
     read_all,
     read_signatures,
-    split_folders,
     walk,
     write_signatures,
 )
 from probmcl.data.records import Paths
 from probmcl.errors import DataError, RunError
+from probmcl.readers.file_index import split_folders
 
 
 @pytest.mark.parametrize("suffix", IMAGE_SUFFIXES)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.console import Console
-from probmcl.data.records import Missing, Paths, Split
+from probmcl.data.records import Missing, Paths
 from probmcl.errors import LISTED, DataError, RunError, RunWarning, counted, listing
 from probmcl.runtime.files import DAMAGED
 from probmcl.runtime.tensor_files import content_digest, stream_digest
@@ -30,17 +30,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF
 """Pillow's names of the formats that are opened, whatever the suffix of a file; DICOM is read separately. Other formats
 are refused, because Pillow starts Ghostscript for EPS, for example."""
 
-SPLIT_FOLDERS: Mapping[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "validation": "val",
-    "valid": "val",
-    "val": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-"""The split for each folder name, in lower case."""
 PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, to rule out most of them
 DICOM_HEAD = 132
 """Bytes at the start of a DICOM file: a preamble of 128 bytes and the prefix DICM."""
@@ -144,17 +133,6 @@ def refuse_absent(
         return
     share = f"{len(absent):,} of {count:,} missing"
     raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
-
-
-def split_folders(folder: Path) -> dict[Path, Split]:
-    """Return the subfolders that have the name of a split, in the order of `SPLIT_FOLDERS`."""
-    if not folder.is_dir():
-        return {}
-    with os.scandir(folder) as entries:  # faster than a path for each of a million images
-        names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and is_folder(entry)]
-    positions = {name: position for position, name in enumerate(SPLIT_FOLDERS)}
-    names.sort(key=lambda name: (positions[name.lower()], name))
-    return {folder / name: SPLIT_FOLDERS[name.lower()] for name in names}
 
 
 def expand(source: str | Path) -> Iterator[Path]:

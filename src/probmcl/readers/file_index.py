@@ -11,13 +11,13 @@ import re
 import unicodedata
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.image_files import is_file, is_image, walk
-from probmcl.data.records import Missing
+from probmcl.data.image_files import is_file, is_folder, is_image, walk
+from probmcl.data.records import Missing, Split
 from probmcl.errors import DataError, OptionError, counted, listing, quoted
 from probmcl.readers.spreadsheet import Spreadsheet, named
 
@@ -34,6 +34,18 @@ MIN_SHARE = 0.5  # of the sampled texts that must match files, if the name of th
 EXCEL_CELL = re.compile(  # such as 1.2E+15, 2024-03-01, 1-Mar and Mar-01
     r"\d+([.,]\d+)?E[+-]?\d+|\d{1,4}[-./]\d{1,2}[-./]\d{1,4}( \d.*)?|\d{1,2}-[A-Z][a-z]{2}(-\d+)?|[A-Z][a-z]{2}-\d{2}"
 )
+
+SPLIT_FOLDERS: Mapping[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "validation": "val",
+    "valid": "val",
+    "val": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""The split for each folder name, in lower case."""
 
 
 class Place(NamedTuple):
@@ -328,3 +340,14 @@ def _missing_message(table: Spreadsheet, texts: Sequence[str], absent: Sequence[
     others = f" ({counted(len(absent) - 1, 'more is', 'more are')} missing)" if len(absent) > 1 else ""
     where = " or ".join(f"{root}/" for root in roots)
     return f"{table.where(absent[0])}: {text!r} does not exist in {where}{others}; {remedy}"
+
+
+def split_folders(folder: Path) -> dict[Path, Split]:
+    """Return the subfolders that have the name of a split, in the order of `SPLIT_FOLDERS`."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:  # faster than a path for each of a million images
+        names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and is_folder(entry)]
+    positions = {name: position for position, name in enumerate(SPLIT_FOLDERS)}
+    names.sort(key=lambda name: (positions[name.lower()], name))
+    return {folder / name: SPLIT_FOLDERS[name.lower()] for name in names}

@@ -5,11 +5,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image, subfolders
+from probmcl.data.image_files import equal_files, images_below, is_image, subfolders
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
 from probmcl.errors import DataError, counted, listing
 from probmcl.readers.annotations import label_states
+from probmcl.readers.file_index import SPLIT_FOLDERS
 from probmcl.store.run_folder import is_run
 
 NOT_A_CLASS = re.compile(

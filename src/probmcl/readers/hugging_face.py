@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.records import Missing, Records
 from probmcl.errors import DataError
+from probmcl.readers.file_index import SPLIT_FOLDERS, split_folders
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.split_tables import read_tables
 from probmcl.readers.spreadsheet import SUFFIXES

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image, subfolders
+from probmcl.data.image_files import images_below, is_image, subfolders
 from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
 from probmcl.errors import DataError, OptionError, listing
-from probmcl.readers.file_index import FileIndex, find_images, find_index, find_path_column
+from probmcl.readers.file_index import SPLIT_FOLDERS, FileIndex, find_images, find_index, find_path_column
 from probmcl.readers.label_policy import split_at_commas
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.spreadsheet import SUFFIXES, Spreadsheet, load_spreadsheet, refuse_missing_column

@@ -14,12 +14,11 @@ import numpy as np
 from jaxtyping import Float64, Int, UInt8
 from numpy import ndarray
 
-from probmcl.data.image_files import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates, State, parents_of
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, ProbmclError, Question, Reading, counted, listing, quoted
 from probmcl.readers.annotations import annotation_format
-from probmcl.readers.file_index import EXCEL_CELL, FileIndex, find_images, find_index
+from probmcl.readers.file_index import EXCEL_CELL, SPLIT_FOLDERS, FileIndex, find_images, find_index
 from probmcl.readers.hierarchy_file import read_hierarchy
 from probmcl.readers.label_policy import split_at_commas
 from probmcl.readers.options import ReadOptions
