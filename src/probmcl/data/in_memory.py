@@ -99,7 +99,9 @@ def _tensor_problem(tensor: Tensor) -> str:
 
 
 def to_pillow(image: InMemory) -> Image.Image:
-    """Return an image that `refuse_invalid` accepts as a Pillow image; floats are rounded to 8 bits.
+    """Return an image that `refuse_invalid` accepts as a Pillow image.
+
+    The floats of a tensor are rounded to 8 bits (`_channels_last`).
 
     >>> to_pillow(torch.full((3, 4, 5), 0.2)).getpixel((0, 0))
     (51, 51, 51)

@@ -88,7 +88,8 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
         raise SettingsError("'probe' cannot be listed as a method: the frozen probe is part of every comparison")
     specs = cost.parse_cost_methods(names)
     for spec in specs:
-        if spec.method not in METHODS and spec.name in METHODS:
+        is_external = spec.method not in METHODS  # its `name` is the part after the colon
+        if is_external and spec.name in METHODS:
             raise SettingsError(f"{spec.method} has the same name as the built-in method {spec.name}; rename it")
     return specs
 

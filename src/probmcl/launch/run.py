@@ -215,12 +215,15 @@ def run_settings(options: TrainOptions) -> Settings:
 def derived_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings that follow from the machine and from the run that the weights come from, if it is one."""
     derived: dict[str, Any] = {"workers": default_workers()}
-    weights = str(given.get("encoder", {}).get("weights"))  # a path, `pretrained`, `none` or None
-    earlier = RunFolder(Path(weights))
-    if earlier.has(files.CONFIG):
-        earlier.read(files.LABELS)  # raises an error before anything is computed
-        size = earlier.read(PREPROCESSING_FILE).size
-        derived["encoder"] = {"name": earlier.read(CONFIG_FILE).encoder.name, "image_size": size}
+    weights = given.get("encoder", {}).get("weights")
+    if weights is None:
+        return derived
+    earlier = RunFolder(Path(weights))  # not a folder of a run for `pretrained`, `none` and files
+    if not earlier.has(files.CONFIG):
+        return derived
+    earlier.read(files.LABELS)  # it is needed later; if it is damaged, the error comes before anything is computed
+    size = earlier.read(PREPROCESSING_FILE).size
+    derived["encoder"] = {"name": earlier.read(CONFIG_FILE).encoder.name, "image_size": size}
     return derived
 
 

@@ -41,6 +41,7 @@ TICKS: dict[float, str] = {
 }
 GRID_X, GRID_Y = 8, 4  # distances of the places that are tried for a label, in points
 LINE_COST, LABEL_COST = 30, 10_000  # cost of overlapping a line or a label, as a distance from the mark in points
+HALF_CAP = 3  # half the width of the cap of an error bar, in points
 NO_BREAK_SPACE = "\u00a0"
 Point = Float[ndarray, "2"]
 Box = Float[ndarray, "4"]  # left, bottom, right and top edge, in points
@@ -209,7 +210,7 @@ def _draw_row(axes: Axes, row: Row, color: str, mark_id: str) -> None:
         below = y - 100 * low
         above = 100 * high - y
         lengths = [[below], [above]]
-        axes.errorbar(x, y, lengths, fmt="none", ecolor=color, alpha=0.55, elinewidth=1, capsize=3)
+        axes.errorbar(x, y, lengths, fmt="none", ecolor=color, alpha=0.55, elinewidth=1, capsize=HALF_CAP)
     axes.plot(x, y, gid=mark_id, zorder=3, **_mark_style(row.head, color))
 
 
@@ -272,14 +273,14 @@ def _place(axes: Axes, row: Row, score: float) -> tuple[float, float]:
 
 
 def _error_bars(axes: Axes, rows: Sequence[Row]) -> Boxes:
-    """Return a box around the error bar of each row that has one."""
+    """Return a box around the error bar of each row that has one, in points: left, bottom, right and top."""
     boxes = []
     for row in rows:
         if row.interval is not None:
             low, high = row.interval
             x, bottom = _place(axes, row, low)
             _, top = _place(axes, row, high)
-            boxes.append((x - 3, bottom, x + 3, top))
+            boxes.append((x - HALF_CAP, bottom, x + HALF_CAP, top))
     return np.reshape(boxes, (-1, 4))
 
 

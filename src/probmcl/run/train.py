@@ -128,7 +128,9 @@ def _resume(run: RunFolder, data: PreparedData, settings: Settings, console: Con
         console.print(f"{run.path} is already finished")
         return read_run(run)
     on_main_process(lambda: _check_images(run, records, console, control.accept_data_change))
-    on_main_process(run.seal_inputs)  # results that were listed just before a kill are written again
+    # A run that was killed just before its end has a manifest with its results. They are written again, so until then
+    # the manifest lists only the inputs.
+    on_main_process(run.seal_inputs)
     encoder = build_encoder(settings, console)
     with _recorded_status(run, records, settings, console) as state:
         return _run_phases(state, encoder, control)

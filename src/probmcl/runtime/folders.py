@@ -188,7 +188,8 @@ def replace_file(source: Path, target: Path) -> None:
 
     Windows refuses this while any process, such as a virus scanner, has one of the files open, so it is tried again.
     """
-    if not RELATIVE:  # Windows
+    is_windows = not RELATIVE  # the other systems can open files relative to an open folder
+    if is_windows:
         for seconds in SECONDS_BETWEEN_ATTEMPTS:
             try:
                 source.replace(target)

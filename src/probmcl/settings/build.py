@@ -324,7 +324,7 @@ def read_settings(folder: RunFolder) -> Settings:
     stored = folder.read(CONFIG_FILE)
     jobs = []
     for number, job in enumerate(stored.jobs):
-        refuse_unnamed(job.method, '`loss="{method}"`')
+        refuse_unnamed(job.method, option='`loss="{method}"`')
         try:
             values = convert(job.settings, dict[str, Any])
             settings = method_settings(job.method, changes=values)
@@ -336,7 +336,10 @@ def read_settings(folder: RunFolder) -> Settings:
 
 
 def refuse_unnamed(method: str, option: str) -> None:
-    """Raise an error if an external method is named only by a run folder; `option` tells the user how to name it."""
+    """Raise an error if an external method is named only by a run folder.
+
+    `option` tells the user how to name it; `{method}` stands for the method, as in `loss="{method}"`.
+    """
     if method in METHODS:
         return
     module, _, attribute = method.partition(":")

@@ -382,14 +382,18 @@ def _apply_step(state: TrainingState, loss: Tensor, mean_loss: Tensor, buffers_b
 
 
 def _refuse_diverged(state: TrainingState, step: int, steps: int) -> None:
-    """Raise `DivergedError` after a step if too many batches were skipped, or all batches of the training."""
+    """Raise `DivergedError` after a step if too many batches were skipped, or all batches of the training.
+
+    The error names the steps that have changed the weights.
+    """
     n_skipped = len(state.skipped)
-    all_skipped = n_skipped == steps > 0
+    all_skipped = steps > 0 and n_skipped == steps
     if n_skipped < MAX_SKIPPED and not all_skipped:
         return
     which = counted(n_skipped, "batch", "batches")
     problem = f"the loss or the gradient of {which} is NaN or inf, the last at step {state.skipped[-1]}"
-    raise DivergedError(f"{problem}; try a lower learning rate", step - n_skipped)
+    n_applied = step - n_skipped
+    raise DivergedError(f"{problem}; try a lower learning rate", n_applied)
 
 
 def _half_dtype(device: torch.device, training: Training) -> torch.dtype | None:
