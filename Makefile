@@ -19,7 +19,7 @@ PYTEST = $(BIN)/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reo
 
 help:
 	@echo "make demo             train and compare three methods on generated images (about 2 minutes)"
-	@echo "make test             run the tests (about 7 minutes on two cores)"
+	@echo "make test             run the tests (about 5 minutes on two cores)"
 	@echo "make test-fast        run the tests that do not train or start processes (about 100 seconds)"
 	@echo "make test-exhaustive  test complete grids, exports and large networks"
 	@echo "make fuzz             read 2,000 random tables, run folders and images each"
