@@ -47,6 +47,7 @@ def test_all_trainable_parameters_have_gradients(name: str, encoder: str, side: 
     assert any(p.requires_grad for p in method.encoder.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["test_resnet", "test_convnext", "test_mambaout"])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_trained_tail_gives_the_same_logits_on_the_full_encoder(name: str, encoder: str) -> None:

@@ -37,6 +37,7 @@ def build(name: str, classes: int = 5) -> Method:
         return find_method(spec.method)(Encoder("test_resnet", image_size=SIZE), label_space(classes), spec.settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_row_matches_the_real_method(name: str) -> None:
     (spec,) = parse_cost_methods([name])

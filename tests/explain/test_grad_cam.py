@@ -79,6 +79,7 @@ def test_maps_equal_those_of_captum(name: str, encoder: str) -> None:
     torch.testing.assert_close(maps, expected, rtol=1e-5, atol=1e-5 * float(expected.max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CLASSIFIERS)
 @pytest.mark.parametrize("encoder", ["test_resnet", "test_vit"])
 @pytest.mark.filterwarnings("ignore:probmcl with target")

@@ -334,6 +334,7 @@ def integrated_correlation(p: IsotropicMixture) -> Tensor:
     return inner / (inner.diagonal()[:, None] * inner.diagonal()).sqrt()
 
 
+@pytest.mark.slow
 @pytest.mark.pairwise
 @pytest.mark.parametrize("regime", ["init", "alike", "wide", "floor"])
 @pytest.mark.parametrize("components", [2000, 9605])
@@ -549,7 +550,7 @@ def run_in_new_process(code: str) -> str:
     [
         pytest.param("auto", 128, 0.1e9, marks=pytest.mark.exhaustive),
         ("auto", 2048, 0.1e9),
-        ("tiled", 2048, 0.5e9),
+        pytest.param("tiled", 2048, 0.5e9, marks=pytest.mark.exhaustive),
     ],
 )
 def test_memory_of_the_paper_setting(way: Way, dim: int, limit: float) -> None:
@@ -583,7 +584,7 @@ print(peak() - before)
     assert 0 <= int(run_in_new_process(code)) < limit
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # it compiles
 def test_call_from_a_compiled_function() -> None:
     """Runs in a new process, because torch.compile does not support the runtime type checks of the tests."""
     code = """

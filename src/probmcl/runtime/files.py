@@ -1,7 +1,7 @@
 """Durable, atomic file output, and safe reading of files in folders that may come from a stranger.
 
 After a crash, a file has either its old or its new content. Below the folder `root` of a run, symlinks are not
-followed (`safe_open`).
+followed (`folders`).
 """
 
 from __future__ import annotations
